@@ -1,0 +1,250 @@
+"""Building graphs op by op on the host."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from egx.errors import GraphError
+from egx.graph.graph import GEOMETRY, MAX_UNITS, OP_CLASSES, Graph, Model, graph_digest
+
+OP_TYPE_BUCKETS = 1024
+
+
+class Tensor(NamedTuple):
+    """A handle to a tensor of one builder."""
+
+    builder: int
+    index: int
+    name: str
+
+
+def op_type_id(op_type: str) -> int:
+    """The id of an op type: a hash, so that models from anywhere share one vocabulary."""
+    return zlib.crc32(op_type.lower().encode()) % OP_TYPE_BUCKETS
+
+
+class GraphBuilder:
+    """Collects ops in a topological order and builds a `Graph` or a `Model` from them.
+
+    Nothing is pruned, merged or reordered: op index is the order of the `op` calls, tensor index
+    follows producer and position in `output_bytes`, use index consumer and position in `inputs`.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self._names: list[str] = []
+        self._seen: set[str] = set()
+        self._classes: list[int] = []
+        self._types: list[str] = []
+        self._flops: list[float] = []
+        self._weight_bytes: list[int] = []
+        self._geometry: list[list[float]] = []
+        self._tensor_producer: list[int] = []
+        self._tensor_bytes: list[int] = []
+        self._tensor_names: list[str] = []
+        self._outputs: set[int] = set()
+        self._use_tensor: list[int] = []
+        self._use_consumer: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def op(
+        self,
+        name: str,
+        *,
+        kind: str,
+        op_type: str,
+        inputs: Sequence[Tensor],
+        output_bytes: Sequence[float],
+        flops: float,
+        weight_bytes: float = 0,
+        attributes: Mapping[str, float] | None = None,
+        output_names: Sequence[str] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Appends an op and returns one handle per entry of `output_bytes`.
+
+        Args:
+            name: unique in this graph.
+            kind: one of `OP_CLASSES`.
+            op_type: any word for what the op does, such as "conv".
+            inputs: handles from earlier calls; a tensor read twice is listed twice.
+            output_bytes: size of each output, in bytes.
+            flops: floating-point (or integer) operations; a multiply-add counts two.
+            weight_bytes: bytes of constants that the op reads.
+            attributes: entries of `GEOMETRY`; absent ones are 0.
+            output_names: what plans call the outputs; by default after the op.
+
+        Raises:
+            GraphError: naming the op, the field and the value.
+        """
+        if not isinstance(name, str) or not name:
+            raise GraphError(f"graph {self.name!r}: op name must be a non-empty string, got {name!r}")
+        if name in self._seen:
+            raise GraphError(f"graph {self.name!r}: op {name!r} is already defined")
+        if kind not in OP_CLASSES:
+            raise GraphError(f"op {name!r}: kind {kind!r} is not one of {', '.join(OP_CLASSES)}")
+        if isinstance(output_bytes, (int, float)):
+            raise GraphError(
+                f"op {name!r}: output_bytes must be a sequence with one size per output, "
+                f"got {output_bytes!r}"
+            )
+        flops = self._number(name, "flops", flops)
+        weight = self._bytes(name, "weight_bytes", weight_bytes)
+        sizes = [self._bytes(name, f"output_bytes[{k}]", b) for k, b in enumerate(output_bytes)]
+        if output_names is not None and len(output_names) != len(sizes):
+            raise GraphError(
+                f"op {name!r}: {len(output_names)} output_names for {len(sizes)} outputs"
+            )
+        geometry = self._attributes(name, attributes or {})
+        indices = [self._index(name, tensor) for tensor in inputs]
+
+        consumer = len(self._names)
+        self._seen.add(name)
+        self._names.append(name)
+        self._classes.append(OP_CLASSES.index(kind))
+        self._types.append(str(op_type))
+        self._flops.append(flops)
+        self._weight_bytes.append(weight)
+        self._geometry.append(geometry)
+        self._use_tensor.extend(indices)
+        self._use_consumer.extend([consumer] * len(indices))
+        handles = []
+        for k, size in enumerate(sizes):
+            if output_names is not None:
+                label = output_names[k]
+            else:
+                label = name if len(sizes) == 1 else f"{name}:{k}"
+            handles.append(Tensor(id(self), len(self._tensor_producer), label))
+            self._tensor_producer.append(consumer)
+            self._tensor_bytes.append(size)
+            self._tensor_names.append(label)
+        return tuple(handles)
+
+    def output(self, tensor: Tensor) -> None:
+        """Marks a tensor as a graph output: it is held to the end of the run."""
+        self._outputs.add(self._index("graph output", tensor))
+
+    def build(
+        self,
+        *,
+        unit_bytes: int | None = None,
+        pad_to: tuple[int, int, int] | None = None,
+    ) -> Graph:
+        """Builds the graph.
+
+        Args:
+            unit_bytes: a power of two; by default the smallest that lets all sizes add up in int32.
+            pad_to: (ops, tensors, uses) to pad to; by default no padding.
+        """
+        if not self._names:
+            raise GraphError(f"graph {self.name!r} is empty: add at least one op")
+        sizes = [*self._weight_bytes, *self._tensor_bytes]
+        if unit_bytes is None:
+            unit = 1
+            while sum(-(-s // unit) for s in sizes) > MAX_UNITS:
+                unit *= 2
+        else:
+            unit = int(unit_bytes)
+            if unit < 1 or unit & (unit - 1) or unit != unit_bytes:
+                raise GraphError(
+                    f"graph {self.name!r}: unit_bytes must be a power of two, got {unit_bytes!r}"
+                )
+            if sum(-(-s // unit) for s in sizes) > MAX_UNITS:
+                raise GraphError(
+                    f"graph {self.name!r}: its sizes in units of {unit} bytes add up to more than "
+                    f"{MAX_UNITS}; use a larger unit_bytes"
+                )
+        real = (len(self._names), len(self._tensor_producer), len(self._use_tensor))
+        target = real if pad_to is None else tuple(int(n) for n in pad_to)
+        for axis, have, want in zip(("ops", "tensors", "uses"), real, target, strict=True):
+            if want < have:
+                raise GraphError(f"graph {self.name!r}: pad_to {want} {axis}, but it has {have}")
+        n, t, u = target
+
+        def pad(values: Any, length: int, dtype: Any, fill: Any = 0) -> np.ndarray:
+            array = np.full((length, *np.shape(values)[1:]), fill, dtype)
+            if len(values):
+                array[: len(values)] = values
+            return array
+
+        def units(values: list[int]) -> list[int]:
+            return [-(-v // unit) for v in values]
+
+        is_output = np.zeros(t, bool)
+        is_output[sorted(self._outputs)] = True
+        geometry = np.asarray(self._geometry, np.float32).reshape(real[0], len(GEOMETRY))
+        return Graph(
+            op_class=jnp.asarray(pad(self._classes, n, np.int32)),
+            op_type=jnp.asarray(pad([op_type_id(k) for k in self._types], n, np.int32)),
+            flops=jnp.asarray(pad(self._flops, n, np.float32)),
+            weight_units=jnp.asarray(pad(units(self._weight_bytes), n, np.int32)),
+            geometry=jnp.asarray(pad(geometry, n, np.float32)),
+            op_mask=jnp.asarray(np.arange(n) < real[0]),
+            tensor_producer=jnp.asarray(pad(self._tensor_producer, t, np.int32, n - 1)),
+            tensor_units=jnp.asarray(pad(units(self._tensor_bytes), t, np.int32)),
+            tensor_is_output=jnp.asarray(is_output),
+            tensor_mask=jnp.asarray(np.arange(t) < real[1]),
+            use_tensor=jnp.asarray(pad(self._use_tensor, u, np.int32, max(t - 1, 0))),
+            use_consumer=jnp.asarray(pad(self._use_consumer, u, np.int32, n - 1)),
+            use_mask=jnp.asarray(np.arange(u) < real[2]),
+            unit_bytes=jnp.asarray(unit, jnp.int32),
+        )
+
+    def build_model(
+        self,
+        *,
+        unit_bytes: int | None = None,
+        pad_to: tuple[int, int, int] | None = None,
+        source: str | None = None,
+        notes: dict[str, Any] | None = None,
+    ) -> Model:
+        """Builds the graph together with its names."""
+        graph = self.build(unit_bytes=unit_bytes, pad_to=pad_to)
+        return Model(
+            graph=graph,
+            op_names=tuple(self._names),
+            op_types=tuple(self._types),
+            tensor_names=tuple(self._tensor_names),
+            source=source or self.name,
+            digest=graph_digest(graph),
+            notes=notes or {},
+        )
+
+    def _number(self, op: str, field: str, value: float) -> float:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise GraphError(f"op {op!r}: {field} must be a number, got {value!r}") from None
+        if not math.isfinite(number) or number < 0:
+            raise GraphError(f"op {op!r}: {field} must be finite and not negative, got {value!r}")
+        return number
+
+    def _bytes(self, op: str, field: str, value: float) -> int:
+        self._number(op, field, value)
+        # int() first: a Python int beyond 2^53 would lose bytes as a float.
+        return int(value) if int(value) == value else math.ceil(value)
+
+    def _attributes(self, op: str, attributes: Mapping[str, float]) -> list[float]:
+        unknown = set(attributes) - set(GEOMETRY)
+        if unknown:
+            raise GraphError(
+                f"op {op!r}: unknown attributes {sorted(unknown)}; known are {', '.join(GEOMETRY)}"
+            )
+        return [
+            self._number(op, f"attributes[{key!r}]", attributes.get(key, 0.0)) for key in GEOMETRY
+        ]
+
+    def _index(self, op: str, tensor: Tensor) -> int:
+        if not isinstance(tensor, Tensor) or tensor.builder != id(self):
+            raise GraphError(
+                f"op {op!r}: input {tensor!r} is not a tensor of graph {self.name!r}; "
+                "pass the handles that `op` returned"
+            )
+        return tensor.index
