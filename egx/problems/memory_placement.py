@@ -1,0 +1,157 @@
+"""Which memory level holds each op's weights and outputs, on one accelerator.
+
+Semantics after Khadka et al., "Optimizing Memory Placement using Evolutionary Graph Reinforcement
+Learning", ICLR 2021 (arXiv 2007.07298), with an analytical machine in place of the chip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from egx.errors import GraphError, HardwareError
+from egx.graph.features import node_features
+from egx.graph.graph import Graph, Model
+from egx.hardware.spec import Hardware
+from egx.host import HostOnly
+from egx.problems.base import (
+    AbstractOutcome,
+    AbstractProblem,
+    Decisions,
+    Head,
+    check_decisions,
+    squared_speedup_reward,
+)
+from egx.simulate.memory import MemoryRun, MemoryTable, memory_table, num_steps, run
+
+
+class MemoryOutcome(AbstractOutcome):
+    """The value of one map; `moved_fraction` is the share of bytes that rectification moves."""
+
+    cost: Float[Array, ""]
+    feasible: Bool[Array, ""]
+    reward: Float[Array, ""]
+    latency_s: Float[Array, ""]
+    moved_fraction: Float[Array, ""]
+
+
+class MemoryPlacement(AbstractProblem):
+    """Latency of one inference as a function of `weights` and `activations`, levels [N] each."""
+
+    graph: Graph
+    hardware: Hardware
+    table: MemoryTable
+    reference: Decisions
+    reference_cost: Float[Array, ""]
+    prefetch: int = eqx.field(static=True)
+    model: HostOnly[Model | None] = eqx.field(static=True)
+
+    def __init__(self, model: Model | Graph, hardware: Hardware, *, prefetch: int = 0):
+        if isinstance(model, Model):
+            graph, host = model.graph, model
+        elif isinstance(model, Graph):
+            graph, host = model, None
+        else:
+            raise GraphError(f"expected a Model or a Graph, got {type(model).__name__}")
+        if not isinstance(hardware, Hardware):
+            raise HardwareError(f"expected a Hardware, got {type(hardware).__name__}")
+        if not isinstance(prefetch, int) or isinstance(prefetch, bool) or prefetch < 0:
+            raise HardwareError(
+                f"prefetch must be a whole number of ops, 0 or more, got {prefetch!r}"
+            )
+        self.graph = graph
+        self.hardware = hardware
+        self.prefetch = prefetch
+        self.model = HostOnly(host)
+        self.table = _table(
+            graph, hardware, hardware.capacity_units(graph.unit_bytes)[0], num_steps(graph)
+        )
+        fast = hardware.num_levels - 1
+        native = self._uniform(max(fast - 1, 0), fast)
+        result = _run(self.table, native["weights"], native["activations"], prefetch)
+        self.reference = {"weights": result.weights, "activations": result.activations}
+        self.reference_cost = result.latency_s
+
+    @property
+    def heads(self) -> dict[str, Head]:
+        levels = self.hardware.num_levels
+        return {"weights": Head("op", levels), "activations": Head("op", levels)}
+
+    @property
+    def features(self) -> Float[Array, "N F"]:
+        return node_features(self.graph)
+
+    def evaluate(self, decisions: Mapping[str, Array]) -> MemoryOutcome:
+        result = self._simulate(decisions)
+        feasible = result.moved_units == 0
+        moved = result.moved_units.astype(jnp.float32) / jnp.maximum(
+            self.table.total_units, 1
+        ).astype(jnp.float32)
+        return MemoryOutcome(
+            cost=result.latency_s,
+            feasible=feasible,
+            reward=jnp.where(
+                feasible,
+                squared_speedup_reward(self.reference_cost, result.latency_s),
+                -(1.0 + moved),
+            ),
+            latency_s=result.latency_s,
+            moved_fraction=moved,
+        )
+
+    def rectify(self, decisions: Mapping[str, Array]) -> Decisions:
+        """The valid map nearest to `decisions` by the compiler's rule (semantics 4.1)."""
+        result = self._simulate(decisions)
+        return {"weights": result.weights, "activations": result.activations}
+
+    def first_fit(self) -> Decisions:
+        """The rectification of everything on the fastest level."""
+        fast = self.hardware.num_levels - 1
+        return self.rectify(self._uniform(fast, fast))
+
+    def measured(self, cost: Float[Array, ""]) -> MemoryOutcome:
+        cost = jnp.asarray(cost, jnp.float32)
+        return MemoryOutcome(
+            cost=cost,
+            feasible=jnp.ones_like(cost, bool),
+            reward=squared_speedup_reward(self.reference_cost, cost),
+            latency_s=cost,
+            moved_fraction=jnp.zeros_like(cost),
+        )
+
+    def failed(self) -> MemoryOutcome:
+        slowest = self._uniform(0, 0)
+        cost = run(
+            self.table, slowest["weights"], slowest["activations"], prefetch=self.prefetch
+        ).latency_s
+        return MemoryOutcome(
+            cost=jnp.maximum(cost, self.reference_cost),
+            feasible=jnp.zeros((), bool),
+            reward=jnp.full((), -2.0, jnp.float32),
+            latency_s=jnp.maximum(cost, self.reference_cost),
+            moved_fraction=jnp.ones((), jnp.float32),
+        )
+
+    def _simulate(self, decisions: Mapping[str, Array]) -> MemoryRun:
+        checked = check_decisions(self, decisions)
+        return run(self.table, checked["weights"], checked["activations"], prefetch=self.prefetch)
+
+    def _uniform(self, weights: int, activations: int) -> Decisions:
+        n = self.graph.num_ops
+        return {
+            "weights": jnp.full(n, weights, jnp.int32),
+            "activations": jnp.full(n, activations, jnp.int32),
+        }
+
+
+@eqx.filter_jit
+def _table(graph: Graph, hardware: Hardware, capacity: Array, steps: int) -> MemoryTable:
+    return memory_table(graph, hardware, capacity, steps)
+
+
+@eqx.filter_jit
+def _run(table: MemoryTable, weights: Array, activations: Array, prefetch: int) -> MemoryRun:
+    return run(table, weights, activations, prefetch=prefetch)
