@@ -1,0 +1,6 @@
+"""Machines: the arrays that simulators read, and the TOML files that people write."""
+
+from egx.hardware.spec import Hardware
+from egx.hardware.toml import Sourced, load, parse, presets, sources
+
+__all__ = ["Hardware", "Sourced", "load", "parse", "presets", "sources"]
