@@ -1,7 +1,7 @@
-"""Pictures of memory placements: where things lie, what moved, how full each level is, and what
-each op costs. Every function takes a problem with decisions and returns a matplotlib Figure.
+"""Pictures of memory placements: where things lie, what moved, and how full each level is.
 
-Shapes: N ops, M levels, B columns of a picture (ops are put together when there are too many).
+Every function takes a problem with decisions of two maps and returns a matplotlib Figure.
+Shapes: N ops, M levels, B columns of a picture.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Mapping
 
 import matplotlib as mpl
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
 
 from egx.problems.base import AbstractProblem
+from egx.report.columns import column_edges, column_max, level_shares, step_label
 from egx.report.placement import (
     Layout,
     host_decisions,
@@ -28,14 +29,13 @@ from egx.report.style import (
     EMPTY,
     INK,
     MUTED,
+    heading,
     level_colors,
     look,
     new_figure,
     text_on,
 )
 from egx.report.units import byte_unit, format_bytes, shorten
-
-MAX_COLUMNS = 400
 
 
 def level_strips(
@@ -63,9 +63,9 @@ def level_strips(
                 shares = level_shares(decisions[kind], size, edges, where.levels)
                 _strip(axes, shares, edges, colors)
                 axes.set_yticks([0.5], [name])
-        grid[-1].set_xlabel(_step_label(where, edges))
+        grid[-1].set_xlabel(step_label(where.steps, edges))
         grid[-1].set_xlim(0, where.steps)
-        _title(figure, where.title)
+        heading(figure, where.title)
         _level_legend(figure, where, colors)
     return figure
 
@@ -95,7 +95,7 @@ def transition(
                 fontweight="normal",
                 pad=8,
             )
-        _title(figure, where.title)
+        heading(figure, where.title)
     return figure
 
 
@@ -115,7 +115,7 @@ def occupancy_over_steps(
         figure = new_figure(9.0, 0.9 + 1.55 * where.levels)
         panels = np.atleast_1d(figure.subplots(where.levels, 1, sharex=True))
         for axes, m in zip(panels, reversed(range(where.levels)), strict=True):
-            totals = [_column_max(o.total[:, m], edges) for o in (old, new)]
+            totals = [column_max(o.total[:, m], edges) for o in (old, new)]
             weights = np.full(len(edges) - 1, float(new.weights[m]))
             capacity = where.capacity_bytes[m]
             largest = max(float(t.max()) for t in totals)
@@ -136,40 +136,16 @@ def occupancy_over_steps(
             top = max(largest, capacity if shown else 0.0, 1.0) / scale
             axes.set_ylim(0, 1.08 * top)
         panels[-1].set_xlim(0, where.steps)
-        panels[-1].set_xlabel(_step_label(where, edges))
+        panels[-1].set_xlabel(step_label(where.steps, edges))
         handles = [
             Patch(color=MUTED, alpha=0.75, lw=0, label=f"{names[1]}: weights"),
             Patch(color=MUTED, alpha=0.4, lw=0, label=f"{names[1]}: activations"),
             mpl.lines.Line2D([], [], color=INK, lw=1.2, label=f"{names[0]}: both"),
             mpl.lines.Line2D([], [], color="#B3261E", lw=1.2, label="capacity"),
         ]
-        _title(figure, where.title)
+        heading(figure, where.title)
         figure.legend(handles=handles, loc="outside upper right", ncols=4, fontsize=8)
     return figure
-
-
-def column_edges(steps: int, columns: int = MAX_COLUMNS) -> Int[np.ndarray, " B+1"]:
-    """Boundaries of the columns: one per op, or evenly many ops in each when there are too many."""
-    if steps <= columns:
-        return np.arange(steps + 1)
-    return np.round(np.linspace(0, steps, columns + 1)).astype(int)
-
-
-def level_shares(
-    level: Int[np.ndarray, " N"],
-    size: Int[np.ndarray, " N"],
-    edges: Int[np.ndarray, " B+1"],
-    levels: int,
-) -> Float[np.ndarray, "B M"]:
-    """The share of a column's bytes on each level; all 0 where there are no bytes."""
-    amount = np.zeros((len(size), levels))
-    amount[np.arange(len(size)), level] = size
-    column = np.add.reduceat(amount, edges[:-1], axis=0)
-    return column / np.maximum(column.sum(axis=1, keepdims=True), 1)
-
-
-def _column_max(values: np.ndarray, edges: np.ndarray) -> Float[np.ndarray, " B"]:
-    return np.maximum.reduceat(values, edges[:-1]).astype(float)
 
 
 def _strip(axes: Axes, shares: np.ndarray, edges: np.ndarray, colors: list[str]) -> None:
@@ -236,10 +212,6 @@ def _matrix(axes: Axes, moved: np.ndarray, levels: tuple[str, ...], names: tuple
         side.set_visible(False)
 
 
-def _title(figure: Figure, title: str) -> None:
-    figure.suptitle(title, x=0.012, ha="left", fontsize=10.5, fontweight="bold")
-
-
 def _level_legend(figure: Figure, where: Layout, colors: list[str]) -> None:
     handles = [Patch(color=c, lw=0) for c in colors]
     labels = [
@@ -247,10 +219,3 @@ def _level_legend(figure: Figure, where: Layout, colors: list[str]) -> None:
         for name, capacity in zip(where.level_names, where.capacity_bytes, strict=True)
     ]
     figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), fontsize=8)
-
-
-def _step_label(where: Layout, edges: np.ndarray) -> str:
-    columns = len(edges) - 1
-    if columns == where.steps:
-        return "op, in the order of execution"
-    return f"op, in the order of execution ({where.steps:,} ops in {columns} columns)"

@@ -25,7 +25,8 @@ _LEVELS = ("#E69F00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 FOUND = "#0072B2"
 NATIVE = INK
 BOUND = "#009E73"
-PARTS = {"compute": "#0072B2", "memory": "#E69F00", "launch": "#A9B1BC", "wait": "#CC79A7"}
+# Apart from the levels' colours: these say what an op waits for.
+PARTS = {"compute": "#009E73", "memory": "#7A5195", "wait": "#D55E00", "launch": "#CBD0D8"}
 
 _RC: dict[str, Any] = {
     "figure.dpi": 110,
@@ -70,6 +71,11 @@ def look() -> Iterator[None]:
 def new_figure(width: float, height: float) -> Figure:
     """A figure in inches that belongs to no window, so that pictures need no display."""
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def heading(figure: Figure, title: str) -> None:
+    """The title of a whole figure, at its upper left."""
+    figure.suptitle(title, x=0.012, ha="left", fontsize=10.5, fontweight="bold")
 
 
 def level_colors(levels: int) -> list[str]:

@@ -1,0 +1,328 @@
+"""Tables: one description of what they say, printed by rich or written as markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from egx.graph.graph import OP_CLASSES, Model, real_sizes
+from egx.hardware.spec import Hardware
+from egx.problems.base import AbstractProblem
+from egx.report.placement import host_decisions, layout, occupancy
+from egx.report.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_percent,
+    format_seconds,
+    format_speedup,
+)
+from egx.training.result import Result
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Cells as text. `strong` is the row to look at, `note` a line below; the first column is
+    aligned to the left, the others to the right unless `left` names them."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
+    note: str = ""
+    strong: int | None = None
+    left: tuple[int, ...] = (0,)
+
+    def to_markdown(self) -> str:
+        """The table as GitHub markdown, with a newline at its end."""
+        rule = [":--" if k in self.left else "--:" for k in range(len(self.header))]
+        rows = [list(row) for row in self.rows]
+        if self.strong is not None:
+            rows[self.strong] = [f"**{cell}**" if cell else cell for cell in rows[self.strong]]
+        cells = [self.header, rule, *rows]
+        lines = ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in cells]
+        if self.title:
+            lines = [f"**{self.title}**", "", *lines]
+        if self.note:
+            lines += ["", self.note]
+        return "\n".join(lines) + "\n"
+
+    def to_rich(self) -> RichTable:
+        """The table for a console."""
+        table = RichTable(
+            title=self.title or None,
+            title_justify="left",
+            title_style="bold",
+            caption=self.note or None,
+            caption_justify="left",
+            caption_style="dim",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+        )
+        for k, name in enumerate(self.header):
+            left = k in self.left
+            table.add_column(
+                name, justify="left" if left else "right", no_wrap=not left, overflow="fold"
+            )
+        for index, row in enumerate(self.rows):
+            # Text, not str: names of ops may hold brackets, which rich reads as markup.
+            table.add_row(
+                *(Text(cell) for cell in row), style="bold" if index == self.strong else None
+            )
+        return table
+
+
+def bound_name(status: str | None) -> str:
+    """What a bound may be called: only where a plan was proved to reach it is it the optimum."""
+    return "optimum (proved)" if status == "proved" else "lower bound (proved)"
+
+
+def latency_table(
+    plans: Sequence[tuple[str, float, bool]],
+    *,
+    reference_s: float,
+    bound_s: float | None = None,
+    bound_status: str | None = None,
+    best: str | None = None,
+    title: str = "",
+    note: str = "",
+) -> Table:
+    """Plans by (name, seconds, whether it fits), and the bound as the last row."""
+    known = bound_s is not None and bound_s > 0
+    header = ("plan", "latency", "speed-up", *(("above bound",) if known else ()))
+    rows, strong = [], None
+    for name, seconds, fits in plans:
+        speedup = format_speedup(reference_s, seconds) if fits else "does not fit"
+        row = [name, format_seconds(seconds), speedup]
+        if known:
+            assert bound_s is not None
+            row.append(format_percent(max(seconds / bound_s - 1, 0.0)) if fits else "")
+        if name == best:
+            strong = len(rows)
+        rows.append(tuple(row))
+    if known:
+        assert bound_s is not None
+        rows.append(
+            (
+                bound_name(bound_status),
+                format_seconds(bound_s),
+                format_speedup(reference_s, bound_s),
+                "",
+            )
+        )
+    return Table(header, tuple(rows), title=title, note=note, strong=strong)
+
+
+def level_table(
+    problem: AbstractProblem,
+    before: dict,
+    after: dict,
+    *,
+    names: tuple[str, str] = ("native", "found"),
+) -> Table:
+    """What lies on each level in two maps, fastest level first, and the bytes that moved.
+
+    Activations are counted at the step at which they are most; moved bytes are the sum over all
+    weights and tensors.
+    """
+    where = layout(problem)
+    old, new = host_decisions(problem, before), host_decisions(problem, after)
+    held = [occupancy(where, d) for d in (old, new)]
+    sizes = {"weights": where.weight_bytes, "activations": where.output_bytes}
+    rows = []
+    for m in reversed(range(where.levels)):
+        arrived = left = 0
+        for kind, size in sizes.items():
+            arrived += int(size[(new[kind] == m) & (old[kind] != m)].sum())
+            left += int(size[(new[kind] != m) & (old[kind] == m)].sum())
+        cells = [where.level_names[m], format_bytes(where.capacity_bytes[m])]
+        for o in held:
+            cells.append(format_bytes(int(o.weights[m])))
+            cells.append(format_bytes(int(o.activations[:, m].max())))
+        rows.append((*cells, format_bytes(arrived), format_bytes(left)))
+    header = (
+        "level",
+        "holds",
+        *(f"{name}: {kind}" for name in names for kind in ("weights", "activations")),
+        "moved here",
+        "moved away",
+    )
+    return Table(header, tuple(rows), note="activations at their peak")
+
+
+def effort_line(result: Result) -> str:
+    """What it cost to find the plan, in one sentence."""
+    parts = [
+        f"{result.algorithm}, seed {result.seed}: {result.evaluations:,} evaluations in "
+        f"{format_duration(result.seconds)}"
+    ]
+    if result.compile_seconds >= 0.05:
+        parts.append(f"after {format_duration(result.compile_seconds)} of compiling")
+    if result.found_at:
+        parts.append(f"best at evaluation {result.found_at:,}")
+    if result.failed_measurements:
+        parts.append(f"{result.failed_measurements:,} measurements failed")
+    if result.interrupted:
+        parts.append(f"stopped early ({result.interrupted})")
+    return ", ".join(parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """How one searcher did over its seeds."""
+
+    algorithm: str
+    costs: tuple[float, ...]
+    evaluations_to_1_percent: float
+    reached: int
+    seconds: float
+
+
+def standing(algorithm: str, results: Sequence[Result], best_known: float) -> Standing:
+    """Sums up the runs of one searcher; runs without a feasible plan count as infinite cost."""
+    costs = tuple(r.cost if r.feasible else math.inf for r in results)
+    needed = [r.history.evaluations_to(1.01 * best_known) for r in results]
+    reached = [n for n in needed if n is not None]
+    return Standing(
+        algorithm=algorithm,
+        costs=costs,
+        evaluations_to_1_percent=float(np.mean(reached)) if reached else math.nan,
+        reached=len(reached),
+        seconds=float(np.mean([r.seconds for r in results])),
+    )
+
+
+def comparison_table(
+    standings: Sequence[Standing],
+    *,
+    reference: float,
+    bound: float | None = None,
+    bound_status: str | None = None,
+    seconds: bool = True,
+    title: str = "",
+    note: str = "",
+) -> Table:
+    """Searchers from the best mean to the worst, beside reference and bound.
+
+    "to 1 %" is the mean number of evaluations until a plan within 1 % of the best that any run
+    found, over the seeds that got there.
+    """
+    show = format_seconds if seconds else (lambda value: f"{value:.6g}")
+    known = bound is not None and bound > 0
+    header = (
+        "algorithm",
+        "mean",
+        "spread",
+        "best",
+        "speed-up",
+        *(("above bound",) if known else ()),
+        "to 1 %",
+        "seconds",
+    )
+    rows = []
+    for s in sorted(standings, key=lambda s: float(np.mean(s.costs))):
+        mean, count = float(np.mean(s.costs)), len(s.costs)
+        fits = math.isfinite(mean)
+        spread = float(np.std(s.costs, ddof=1)) if count > 1 and fits else math.nan
+        best = min(s.costs)
+        reached = "never" if not s.reached else f"{s.evaluations_to_1_percent:,.0f}"
+        row = [
+            s.algorithm,
+            show(mean) if fits else "does not fit",
+            f"{100 * spread / mean:.2f} %" if math.isfinite(spread) and mean > 0 else "",
+            show(best) if math.isfinite(best) else "",
+            format_speedup(reference, mean),
+        ]
+        if known:
+            assert bound is not None
+            row.append(format_percent(max(mean / bound - 1, 0.0)) if fits else "")
+        row.append(reached + (f" ({s.reached} of {count})" if 0 < s.reached < count else ""))
+        row.append(format_duration(s.seconds))
+        rows.append(tuple(row))
+    blank = ("",) * (len(header) - 5)
+    rows.append(("native", show(reference), "", "", format_speedup(reference, reference), *blank))
+    if known:
+        assert bound is not None
+        rows.append(
+            (
+                bound_name(bound_status),
+                show(bound),
+                "",
+                "",
+                format_speedup(reference, bound),
+                *blank,
+            )
+        )
+    return Table(header, tuple(rows), title=title, note=note, strong=0 if standings else None)
+
+
+def model_table(model: Model) -> Table:
+    """A model in figures: ops by class, FLOPs, bytes."""
+    graph = model.graph
+    ops, tensors, uses = real_sizes(graph)
+    unit = int(graph.unit_bytes)
+    classes = np.asarray(graph.op_class)[:ops]
+    flops = np.asarray(graph.flops, np.float64)[:ops]
+    weights = np.asarray(graph.weight_units, np.int64)[:ops] * unit
+    outputs = np.asarray(graph.output_units(), np.int64)[:ops] * unit
+    rows = []
+    for c, name in enumerate(OP_CLASSES):
+        of = classes == c
+        if of.any():
+            rows.append(
+                (
+                    name,
+                    f"{int(of.sum()):,}",
+                    format_count(float(flops[of].sum()), "FLOP"),
+                    format_bytes(int(weights[of].sum())),
+                    format_bytes(int(outputs[of].sum())),
+                )
+            )
+    rows.append(
+        (
+            "all",
+            f"{ops:,}",
+            format_count(float(flops.sum()), "FLOP"),
+            format_bytes(int(weights.sum())),
+            format_bytes(int(outputs.sum())),
+        )
+    )
+    return Table(
+        ("op class", "ops", "work", "weights", "outputs"),
+        tuple(rows),
+        title=model.source,
+        note=f"{tensors:,} tensors, {uses:,} uses; sizes are multiples of {format_bytes(unit)}; "
+        f"digest {model.digest[:16]}",
+        strong=len(rows) - 1,
+    )
+
+
+def hardware_table(hardware: Hardware, device: int = 0) -> Table:
+    """The memory levels of one device, fastest first, with its rates below."""
+    levels = reversed(range(hardware.num_levels))
+    rows = tuple(
+        (
+            hardware.level_names[m],
+            format_bytes(float(hardware.level_bytes[device, m])),
+            format_count(float(hardware.read_bytes_per_s[device, m]), "B/s"),
+            format_count(float(hardware.write_bytes_per_s[device, m]), "B/s"),
+        )
+        for m in levels
+    )
+    rates = np.asarray(hardware.flops_per_s[device], np.float64)
+    by_rate = ", ".join(
+        f"{name} {format_count(float(rate), 'FLOP/s')}"
+        for name, rate in zip(OP_CLASSES, rates, strict=True)
+    )
+    launch = format_seconds(float(hardware.launch_s[device]))
+    return Table(
+        ("level", "holds", "read", "write"),
+        rows,
+        title=f"{hardware.name}: {hardware.device_names[device]}",
+        note=f"rates: {by_rate}; launch {launch}",
+    )
