@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
+import platform
 from importlib import metadata
 from typing import Any
 
@@ -33,8 +34,6 @@ def _version(package: str) -> str:
 
 def versions() -> dict[str, str]:
     """The versions of what results may depend on."""
-    import platform
-
     packages = ("egx", "jax", "jaxlib", "equinox", "numpy")
     return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
 
@@ -58,9 +57,9 @@ def plain(value: Any) -> Any:
     """`value` as JSON data: scalars and text as they are, anything with arrays by its digest."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, jax.Array | np.ndarray | np.generic) and np.ndim(value) == 0:
-        if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-            return np.asarray(value).item()
+    if isinstance(value, jax.Array | np.ndarray | np.generic) and not value.shape:
+        key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        return arrays_digest(value) if key else np.asarray(value).item()
     if isinstance(value, tuple | list):
         return [plain(entry) for entry in value]
     if isinstance(value, dict):

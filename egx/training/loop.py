@@ -1,181 +1,70 @@
-"""The driver: a jitted chunk of generations inside a host loop.
-
-One generation is ask, evaluate, tell, with keys derived from the generation's index, so that
-results depend neither on how generations are cut into chunks nor on where a run was resumed.
-Budget, bounds and keys are traced: only another searcher or another padded shape compiles.
-
-Shapes: S seeds, B candidates per generation, K rows of a chunk, G generations so far.
-"""
+"""The host loop: it spends the budget in chunks, and shows, records and saves between them."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from egx.problems.base import AbstractOutcome, AbstractProblem
-from egx.search.base import AbstractSearch, State
-from egx.training.identity import problem_identity, search_identity, versions
+from egx.errors import SearchError
+from egx.problems.base import AbstractProblem
+from egx.search.base import AbstractSearch
+from egx.training.checkpoint import RunCheckpoints
+from egx.training.devices import make_mesh
+from egx.training.generation import CHUNK_ROWS, WORST_COST, Row
+from egx.training.identity import Plain, problem_identity, search_identity, versions
+from egx.training.progress import Progress, ProgressCallback, StopFlag, listener
+from egx.training.records import Records, open_records
 from egx.training.result import History, Result
+from egx.training.steppers import Evaluator, Measured, RunState, Simulated, Stepper
 
-CHUNK_ROWS = 512
 CHUNK_SECONDS = 0.5
-WORST_REWARD = -2.0
+MAX_BUDGET = 2**30
 
-
-class Row(eqx.Module):
-    """What is kept of a generation; fields are [] for one, [K, S] for a chunk, [G, S] for a run."""
-
-    best_cost: Float[Array, "*rows"]
-    best_feasible: Bool[Array, "*rows"]
-    metrics: dict[str, Float[Array, "*rows"]]
-
-
-@dataclasses.dataclass
-class RunState:
-    """A run between two chunks: searcher states with a leading axis S, and the rows so far."""
-
-    states: State
-    rows: list[Row]
-    generation: int
-
-
-def concrete(tree: Any) -> Any:
-    """The same tree with NumPy arrays as JAX arrays, which `eqx.filter_jit` traces."""
-    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, tree)
-
-
-def mask_beyond(outcomes: AbstractOutcome, counted: Bool[Array, " B"]) -> AbstractOutcome:
-    """Replaces outcomes that do not count by ones that cannot become the incumbent."""
-    worst = jnp.finfo(jnp.float32).max
-    return eqx.tree_at(
-        lambda o: (o.cost, o.feasible, o.reward),
-        outcomes,
-        (
-            jnp.where(counted, outcomes.cost, worst),
-            outcomes.feasible & counted,
-            jnp.where(counted, outcomes.reward, WORST_REWARD),
-        ),
-    )
-
-
-def generation_keys(key: PRNGKeyArray, generation: Int[Array, ""]) -> PRNGKeyArray:
-    """The keys of ask and tell."""
-    return jax.random.split(jax.random.fold_in(key, generation + 1))
-
-
-def one_generation(
-    search: AbstractSearch,
-    problem: AbstractProblem,
-    state: State,
-    key: PRNGKeyArray,
-    generation: Int[Array, ""],
-    budget: Int[Array, ""],
-) -> tuple[State, Row]:
-    """Ask, evaluate, tell; candidates beyond the budget do not count."""
-    ask_key, tell_key = generation_keys(key, generation)
-    candidates, state = search.ask(problem, state, key=ask_key)
-    outcomes = jax.vmap(problem.evaluate)(candidates)
-    index = generation * search.batch_size + jnp.arange(search.batch_size)
-    outcomes = mask_beyond(outcomes, index < budget)
-    state, metrics = search.tell(problem, state, candidates, outcomes, key=tell_key)
-    return state, Row(state.best.cost, state.best.feasible, metrics)
-
-
-@eqx.filter_jit
-def start(search: AbstractSearch, problem: AbstractProblem, keys: PRNGKeyArray) -> State:
-    """States before the first generation, [S, ...]."""
-    return jax.vmap(lambda key: search.init(problem, key=jax.random.fold_in(key, 0)))(keys)
-
-
-@eqx.filter_jit
-def chunk(
-    search: AbstractSearch,
-    problem: AbstractProblem,
-    states: State,
-    keys: PRNGKeyArray,
-    first: Int[Array, ""],
-    count: Int[Array, ""],
-    budget: Int[Array, ""],
-) -> tuple[State, Row]:
-    """Runs `count` <= K generations of all seeds; rows [K, S], of which the first `count` hold."""
-    dynamic, static = eqx.partition(states, eqx.is_array)
-
-    def generation(dynamic, index):
-        def single(dynamic, key):
-            state = eqx.combine(dynamic, static)
-            state, row = one_generation(search, problem, state, key, index, budget)
-            return eqx.filter(state, eqx.is_array), row
-
-        return jax.vmap(single)(dynamic, keys)
-
-    _, shapes = jax.eval_shape(generation, dynamic, first)
-    rows = jax.tree.map(lambda x: jnp.zeros((CHUNK_ROWS, *x.shape), x.dtype), shapes)
-
-    def body(step, carry):
-        dynamic, rows = carry
-        dynamic, row = generation(dynamic, first + step)
-        rows = jax.tree.map(lambda all_, new: all_.at[step].set(new), rows, row)
-        return dynamic, rows
-
-    dynamic, rows = jax.lax.fori_loop(0, count, body, (dynamic, rows))
-    return eqx.combine(dynamic, static), rows
-
-
-def make_keys(seeds: Sequence[int]) -> PRNGKeyArray:
-    """One key a seed, [S]."""
-    return jax.vmap(jax.random.key)(jnp.asarray(np.asarray(seeds, np.uint32)))
+Reason = Literal["ctrl-c", "time limit"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
-    """Where a run stands; `best_cost` is the best over seeds, infinite before the first chunk."""
+class Plan:
+    """What a run was asked to do, checked."""
 
-    algorithm: str
-    evaluations: int
+    search: AbstractSearch
+    problem: AbstractProblem
+    name: str
     budget: int
-    best_cost: float
-    feasible: bool
-    reference_cost: float
-    seconds: float
-    compile_seconds: float
+    seeds: tuple[int, ...]
+    time_limit_s: float | None
+
+    @property
+    def generations(self) -> int:
+        return -(-self.budget // self.search.batch_size)
 
 
-class Simulated:
-    """Advances a run by evaluating on the simulator, inside the compiled chunk."""
+def whole_number(name: str, value: Any, low: int, high: int) -> int:
+    """`value` as an int, or a SearchError that names it."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        raise SearchError(f"{name} must be a whole number, got {value!r}")
+    if not low <= value <= high:
+        raise SearchError(f"{name} must be {low} to {high}, got {value}")
+    return int(value)
 
-    def __init__(self, search: AbstractSearch, problem: AbstractProblem, seeds: Sequence[int]):
-        self.search = concrete(search)
-        self.problem = concrete(problem)
-        self.keys = make_keys(seeds)
-        self.failed = np.zeros(len(seeds), np.int64)
 
-    def begin(self) -> RunState:
-        """Compiles, and returns the run before its first generation."""
-        states = start(self.search, self.problem, self.keys)
-        none = self._chunk(states, 0, 0, 0)
-        rows = jax.tree.map(lambda x: np.asarray(x)[:0], none[1])
-        return RunState(states, [rows], 0)
-
-    def advance(self, run: RunState, count: int, budget: int) -> RunState:
-        """`run`, `count` generations later."""
-        states, rows = self._chunk(run.states, run.generation, count, budget)
-        rows = jax.tree.map(lambda x: np.asarray(x)[:count], rows)
-        return RunState(states, [*run.rows, rows], run.generation + count)
-
-    def _chunk(self, states: State, first: int, count: int, budget: int) -> tuple[State, Row]:
-        bounds = (np.int32(first), np.int32(count), np.int32(budget))
-        return jax.block_until_ready(
-            chunk(self.search, self.problem, states, self.keys, *map(jnp.asarray, bounds))
-        )
+def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
+    """The seeds as ints: at least one, none twice, each 0 to 2^32 - 1."""
+    checked = tuple(whole_number("seed", seed, 0, 2**32 - 1) for seed in seeds)
+    if not checked:
+        raise SearchError("seeds must name at least one seed")
+    twice = sorted({seed for seed in checked if checked.count(seed) > 1})
+    if twice:
+        raise SearchError(f"seeds must differ, got {twice[0]} more than once")
+    return checked
 
 
 def run(
@@ -185,118 +74,234 @@ def run(
     budget: int,
     seeds: Sequence[int],
     name: str | None = None,
+    evaluator: Evaluator | None = None,
+    repeats: int = 1,
     time_limit_s: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: bool | ProgressCallback = False,
+    records: str | Path | Records | Sequence[str | Path | Records] = (),
+    checkpoint_dir: str | Path | None = None,
+    checkpoint_every_s: float = 30.0,
+    resume: bool = False,
+    devices: int | Sequence[jax.Device] | None = None,
 ) -> list[Result]:
-    """Spends exactly `budget` evaluations per seed; one result per seed, in order."""
+    """Spends exactly `budget` evaluations per seed, all seeds in one program; a result per seed.
+
+    `egx.optimize` documents the arguments.
+
+    Raises:
+        SearchError: for an impossible argument, or a searcher that cannot run on the problem.
+        CheckpointError: for a checkpoint that cannot be written, or is of another run.
+    """
+    plan = Plan(
+        search,
+        problem,
+        name or type(search).__name__,
+        whole_number("budget", budget, 1, MAX_BUDGET),
+        check_seeds(seeds),
+        _check_time_limit(time_limit_s),
+    )
+    repeats = whole_number("repeats", repeats, 1, 10**6)
+    if repeats > 1 and evaluator is None:
+        raise SearchError("repeats needs an evaluator: the simulator gives the same cost again")
+    if evaluator is not None and not callable(evaluator):
+        raise SearchError(f"evaluator must be callable, got {evaluator!r}")
     search.check(problem)
-    batch = search.batch_size
-    generations = -(-budget // batch)
-    name = name or type(search).__name__
-    began = time.perf_counter()
-    stepper = Simulated(search, problem, seeds)
-    state = stepper.begin()
-    compiled = time.perf_counter()
-    size, per_generation, reason = 1, 0.0, None
-    while state.generation < generations:
-        count = min(size, generations - state.generation, CHUNK_ROWS)
-        before = time.perf_counter()
-        state = stepper.advance(state, count, budget)
-        now = time.perf_counter()
-        per_generation = (now - before) / count
-        size = max(1, min(8 * count, int(CHUNK_SECONDS / max(per_generation, 1e-9))))
-        if progress is not None:
-            progress(
-                _progress(name, state, problem, batch, budget, now - compiled, compiled - began)
+    stepper: Stepper
+    if evaluator is None:
+        mesh = None if devices is None else make_mesh(devices)
+        stepper = Simulated(search, problem, plan.seeds, mesh)
+    elif devices is None:
+        stepper = Measured(search, problem, plan.seeds, evaluator, repeats)
+    else:
+        raise SearchError("devices spread the simulator; with an evaluator there is none to spread")
+    checkpoints = RunCheckpoints.open(
+        checkpoint_dir,
+        resume=resume,
+        every_s=checkpoint_every_s,
+        search=search,
+        problem=problem,
+        seeds=plan.seeds,
+        measured=evaluator is not None,
+    )
+    with checkpoints, open_records(records) as sink, listener(progress) as show:
+        return _Session(plan, stepper, checkpoints, sink, show).run()
+
+
+def _check_time_limit(time_limit_s: float | None) -> float | None:
+    if time_limit_s is None:
+        return None
+    if isinstance(time_limit_s, bool) or not isinstance(time_limit_s, int | float):
+        raise SearchError(f"time_limit_s must be a number of seconds, got {time_limit_s!r}")
+    if not time_limit_s > 0:
+        raise SearchError(f"time_limit_s must be greater than 0, got {time_limit_s}")
+    return float(time_limit_s)
+
+
+class _Session:
+    """One call of `run`: from compiling, or a checkpoint, to the results."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        stepper: Stepper,
+        checkpoints: RunCheckpoints,
+        records: Records,
+        show: ProgressCallback,
+    ):
+        self.plan, self.stepper, self.checkpoints = plan, stepper, checkpoints
+        self.records, self.show = records, show
+        self.earlier_s = 0.0
+        self.resumed_at = 0
+        self.compile_s = 0.0
+        self.began = time.perf_counter()
+
+    def run(self) -> list[Result]:
+        plan = self.plan
+        saved = self.checkpoints.metadata(plan.budget)
+        if saved is not None:
+            self.stepper.adopt(saved["reference_cost"])
+        state = self.stepper.begin()
+        if saved is not None:
+            state = self.checkpoints.restore(state)
+            self.earlier_s = saved["seconds"]
+            self.resumed_at = min(state.generation * plan.search.batch_size, plan.budget)
+        self.compile_s = time.perf_counter() - self.began
+        self.records.begin(self._header(), state.generation)
+        try:
+            state, reason = self._advance(state)
+        finally:
+            self.records.close()
+        return self._results(state, reason)
+
+    def _advance(self, state: RunState) -> tuple[RunState, Reason | None]:
+        plan, size = self.plan, 1
+        limit = plan.time_limit_s
+        deadline = None if limit is None else self.began + limit
+        whole, reason = state, None
+        with StopFlag() as stop:
+            try:
+                while state.generation < plan.generations and reason is None:
+                    before = time.perf_counter()
+                    count = min(size, plan.generations - state.generation, CHUNK_ROWS)
+                    state = self.stepper.advance(state, count, plan.budget, deadline)
+                    whole = state if state.whole else whole
+                    now = time.perf_counter()
+                    each = max((now - before) / count, 1e-9)
+                    size = max(1, min(8 * count, int(CHUNK_SECONDS / each)))
+                    reason = self._stop_reason(state, stop, deadline)
+                    if deadline is not None:
+                        size = max(1, min(size, int((deadline - now) / each)))
+                    self._report(state)
+                    self.checkpoints.save(whole, self._metadata(), force=False)
+            except KeyboardInterrupt:
+                reason = "ctrl-c"
+        self.checkpoints.save(whole, self._metadata(), force=True)
+        return state, reason
+
+    def _stop_reason(
+        self, state: RunState, stop: StopFlag, deadline: float | None
+    ) -> Reason | None:
+        if state.whole and state.generation >= self.plan.generations:
+            return None
+        if deadline is not None and time.perf_counter() >= deadline:
+            return "time limit"
+        return "ctrl-c" if stop.raised or not state.whole else None
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self.began - self.compile_s
+
+    def _report(self, state: RunState) -> None:
+        rows = state.rows[-1]
+        self.records.write(rows, self.plan.seeds, state.generation, self._seconds())
+        cost, feasible = np.asarray(rows.best_cost)[-1], np.asarray(rows.best_feasible)[-1]
+        seconds, done = self._seconds(), int(np.asarray(rows.evaluations)[-1].max())
+        self.show(
+            Progress(
+                algorithm=self.plan.name,
+                evaluations=done,
+                budget=self.plan.budget,
+                best_cost=float(np.where(feasible == feasible.any(), cost, np.inf).min()),
+                feasible=bool(feasible.any()),
+                reference_cost=float(self.stepper.problem.reference_cost),
+                failed_measurements=int(state.failed.sum()),
+                evaluations_per_s=len(self.plan.seeds)
+                * (done - self.resumed_at)
+                / max(seconds, 1e-9),
+                seconds=seconds,
+                compile_seconds=self.compile_s,
             )
-        if time_limit_s is not None and now - began >= time_limit_s:
-            reason = "time limit" if state.generation < generations else None
-            break
-    seconds = time.perf_counter() - compiled
-    return _results(
-        search, problem, state, stepper, name, budget, seeds, seconds, compiled - began, reason
-    )
+        )
 
+    def _provenance(self) -> Plain:
+        return {
+            "versions": versions(),
+            "device": jax.devices()[0].device_kind,
+            "problem": problem_identity(self.plan.problem),
+            "measured": isinstance(self.stepper, Measured),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
 
-def joined(rows: Sequence[Row]) -> Row:
-    """The rows of all chunks as one, [G, S]."""
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *rows)
+    def _header(self) -> Plain:
+        plan = self.plan
+        return {
+            "algorithm": plan.name,
+            "config": search_identity(plan.search),
+            "budget": plan.budget,
+            "seeds": list(plan.seeds),
+            "reference_cost": float(self.stepper.problem.reference_cost),
+            **self._provenance(),
+        }
 
+    def _metadata(self) -> Plain:
+        return {
+            "budget": self.plan.budget,
+            "seconds": self.earlier_s + self._seconds(),
+            "reference_cost": float(self.stepper.problem.reference_cost),
+        }
 
-def _progress(
-    name: str,
-    state: RunState,
-    problem: AbstractProblem,
-    batch: int,
-    budget: int,
-    seconds: float,
-    compile_seconds: float,
-) -> Progress:
-    last = state.rows[-1]
-    cost, feasible = np.asarray(last.best_cost)[-1], np.asarray(last.best_feasible)[-1]
-    best = np.where(feasible == feasible.any(), cost, np.inf).min()
-    return Progress(
-        algorithm=name,
-        evaluations=min(state.generation * batch, budget),
-        budget=budget,
-        best_cost=float(best),
-        feasible=bool(feasible.any()),
-        reference_cost=float(problem.reference_cost),
-        seconds=seconds,
-        compile_seconds=compile_seconds,
-    )
-
-
-def _results(
-    search: AbstractSearch,
-    problem: AbstractProblem,
-    state: RunState,
-    stepper: Simulated,
-    name: str,
-    budget: int,
-    seeds: Sequence[int],
-    seconds: float,
-    compile_seconds: float,
-    reason: str | None,
-) -> list[Result]:
-    rows = joined(state.rows)
-    done = np.minimum((np.arange(state.generation) + 1) * search.batch_size, budget)
-    reference = {k: np.asarray(v) for k, v in problem.reference.items()}
-    provenance = {
-        "versions": versions(),
-        "device": jax.devices()[0].device_kind,
-        "problem": problem_identity(problem),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-    best = jax.tree.map(np.asarray, state.states.best)
-    results = []
-    for s, seed in enumerate(seeds):
-        results.append(
-            Result(
-                decisions={k: v[s] for k, v in best.decisions.items()},
-                cost=float(best.cost[s]),
-                feasible=bool(best.feasible[s]),
+    def _results(self, state: RunState, reason: Reason | None) -> list[Result]:
+        plan, problem = self.plan, self.stepper.problem
+        rows: Row = jax.tree.map(lambda *parts: np.concatenate(parts), *state.rows)
+        best = jax.tree.map(np.asarray, state.states.best)
+        provenance = self._provenance()
+        if isinstance(self.stepper, Measured) and self.stepper.complaint:
+            provenance["last_failure"] = self.stepper.complaint
+        reference = {name: np.asarray(value) for name, value in problem.reference.items()}
+        reference_cost = float(problem.reference_cost)
+        results = []
+        for s, seed in enumerate(plan.seeds):
+            decisions = {name: value[s] for name, value in best.decisions.items()}
+            cost, feasible = float(best.cost[s]), bool(best.feasible[s])
+            if cost >= WORST_COST:
+                # Nothing was evaluated: the reference stands in, judged by the simulator.
+                decisions, cost = reference, reference_cost
+                feasible = bool(eqx.filter_jit(problem.evaluate)(problem.reference).feasible)
+            history = History(
+                evaluations=np.asarray(rows.evaluations[:, s], np.int64),
+                best_cost=np.asarray(rows.best_cost[:, s]),
+                best_feasible=np.asarray(rows.best_feasible[:, s]),
+                metrics={name: np.asarray(v[:, s]) for name, v in rows.metrics.items()},
+            )
+            result = Result(
+                decisions=decisions,
+                cost=cost,
+                feasible=feasible,
                 found_at=int(best.found_at[s]),
                 reference=reference,
-                reference_cost=float(problem.reference_cost),
+                reference_cost=reference_cost,
                 bound=None,
                 bound_status=None,
-                algorithm=name,
-                config=search_identity(search),
-                budget=budget,
-                evaluations=int(done[-1]) if len(done) else 0,
-                failed_measurements=int(stepper.failed[s]),
-                seed=int(seed),
-                seconds=seconds,
-                compile_seconds=compile_seconds,
-                history=History(
-                    evaluations=done,
-                    best_cost=rows.best_cost[:, s],
-                    best_feasible=rows.best_feasible[:, s],
-                    metrics={k: v[:, s] for k, v in rows.metrics.items()},
-                ),
+                algorithm=plan.name,
+                config=search_identity(plan.search),
+                budget=plan.budget,
+                evaluations=int(history.evaluations[-1]) if len(history) else 0,
+                failed_measurements=int(state.failed[s]),
+                seed=seed,
+                seconds=self.earlier_s + self._seconds(),
+                compile_seconds=self.compile_s,
+                history=history,
                 interrupted=reason,
                 provenance=provenance,
             )
-        )
-    return results
+            results.append(result)
+        return results
