@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,12 +16,15 @@ from egx.graph.graph import GEOMETRY, MAX_UNITS, OP_CLASSES, Graph, Model, graph
 
 OP_TYPE_BUCKETS = 1024
 
+# Not id(): a new builder may get the address of one that is gone, and would take its handles.
+_BUILDER_IDS = itertools.count()
+
 
 class Tensor(NamedTuple):
     """A handle to a tensor of one builder."""
 
     builder: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     name: str
 
 
@@ -38,6 +42,7 @@ class GraphBuilder:
 
     def __init__(self, name: str):
         self.name = name
+        self._id = next(_BUILDER_IDS)
         self._names: list[str] = []
         self._seen: set[str] = set()
         self._classes: list[int] = []
@@ -85,7 +90,9 @@ class GraphBuilder:
             GraphError: naming the op, the field and the value.
         """
         if not isinstance(name, str) or not name:
-            raise GraphError(f"graph {self.name!r}: op name must be a non-empty string, got {name!r}")
+            raise GraphError(
+                f"graph {self.name!r}: op name must be a non-empty string, got {name!r}"
+            )
         if name in self._seen:
             raise GraphError(f"graph {self.name!r}: op {name!r} is already defined")
         if kind not in OP_CLASSES:
@@ -121,7 +128,7 @@ class GraphBuilder:
                 label = output_names[k]
             else:
                 label = name if len(sizes) == 1 else f"{name}:{k}"
-            handles.append(Tensor(id(self), len(self._tensor_producer), label))
+            handles.append(Tensor(self._id, len(self._tensor_producer), label))
             self._tensor_producer.append(consumer)
             self._tensor_bytes.append(size)
             self._tensor_names.append(label)
@@ -242,7 +249,7 @@ class GraphBuilder:
         ]
 
     def _index(self, op: str, tensor: Tensor) -> int:
-        if not isinstance(tensor, Tensor) or tensor.builder != id(self):
+        if not isinstance(tensor, Tensor) or tensor.builder != self._id:
             raise GraphError(
                 f"op {op!r}: input {tensor!r} is not a tensor of graph {self.name!r}; "
                 "pass the handles that `op` returned"

@@ -87,12 +87,15 @@ class Graph(eqx.Module):
 
     def input_units(self) -> Int[Array, " N"]:
         """Units read by each op, once per use."""
-        if self.num_tensors == 0:
-            return jnp.zeros_like(self.weight_units)
-        units = jnp.where(self.use_mask, self.tensor_units[self.use_tensor], 0)
         return jax.ops.segment_sum(
-            units, self.use_consumer, self.num_ops, indices_are_sorted=True
+            self._use_units(), self.use_consumer, self.num_ops, indices_are_sorted=True
         )
+
+    def _use_units(self) -> Int[Array, " U"]:
+        """Units that each use reads; 0 for padding."""
+        if self.num_tensors == 0:
+            return jnp.zeros_like(self.use_tensor)
+        return jnp.where(self.use_mask, self.tensor_units[self.use_tensor], 0)
 
     def last_step(self) -> Int[Array, " T"]:
         """The last step at which each tensor is held: its last consumer's, the graph's last if it
@@ -115,7 +118,7 @@ class Graph(eqx.Module):
             },
             edges={
                 "tensor": self.use_tensor,
-                "units": self.tensor_units[self.use_tensor] * self.use_mask,
+                "units": self._use_units(),
                 "mask": self.use_mask,
             },
             senders=self.use_producer(),
@@ -136,7 +139,7 @@ def real_sizes(graph: Graph) -> tuple[int, int, int]:
 
 
 def graph_digest(graph: Graph) -> str:
-    """SHA-256 over the real entries of every array: equal for equal graphs, whatever the padding."""
+    """SHA-256 over the real entries of every array: the same whatever the padding."""
     ops, tensors, uses = real_sizes(graph)
     length = {"op": ops, "tensor": tensors, "use": uses}
     digest = hashlib.sha256()
