@@ -9,7 +9,7 @@ Shapes: S seeds, B candidates per generation, K rows of a chunk, G generations o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -34,7 +34,7 @@ class Row(eqx.Module):
     evaluations: Int[Array | np.ndarray, "*rows"]
     best_cost: Float[Array | np.ndarray, "*rows"]
     best_feasible: Bool[Array | np.ndarray, "*rows"]
-    metrics: dict[str, Float[Array | np.ndarray, "*rows"]]
+    metrics: Mapping[str, Float[Array | np.ndarray, "*rows"]]
 
 
 def concrete(tree: Any) -> Any:
@@ -131,12 +131,12 @@ def chunk(
     problem: AbstractProblem,
     states: State,
     keys: PRNGKeyArray,
-    first: Int[Array, ""],
-    count: Int[Array, ""],
-    budget: Int[Array, ""],
+    bounds: tuple[Int[Array, ""], Int[Array, ""], Int[Array, ""]],
     mesh: Mesh | None,
 ) -> tuple[State, Row]:
-    """Runs `count` <= K generations of all seeds; rows [K, S], of which the first `count` hold."""
+    """Runs all seeds for a while; `bounds` are the first generation, how many (at most K), and
+    the budget. Rows [K, S], of which only those of generations that ran hold anything."""
+    first, count, budget = bounds
     dynamic, static = eqx.partition(states, eqx.is_array)
     batch = search.batch_size
 

@@ -21,7 +21,7 @@ from egx.training.devices import make_mesh
 from egx.training.generation import CHUNK_ROWS, WORST_COST, Row
 from egx.training.identity import Plain, problem_identity, search_identity, versions
 from egx.training.progress import Progress, ProgressCallback, StopFlag, listener
-from egx.training.records import Records, open_records
+from egx.training.records import Records, SinkLike, open_records
 from egx.training.result import History, Result
 from egx.training.steppers import Evaluator, Measured, RunState, Simulated, Stepper
 
@@ -78,7 +78,7 @@ def run(
     repeats: int = 1,
     time_limit_s: float | None = None,
     progress: bool | ProgressCallback = False,
-    records: str | Path | Records | Sequence[str | Path | Records] = (),
+    records: SinkLike | Sequence[SinkLike] = (),
     checkpoint_dir: str | Path | None = None,
     checkpoint_every_s: float = 30.0,
     resume: bool = False,
@@ -215,6 +215,7 @@ class _Session:
         self.records.write(rows, self.plan.seeds, state.generation, self._seconds())
         cost, feasible = np.asarray(rows.best_cost)[-1], np.asarray(rows.best_feasible)[-1]
         seconds, done = self._seconds(), int(np.asarray(rows.evaluations)[-1].max())
+        here = len(self.plan.seeds) * (done - self.resumed_at)
         self.show(
             Progress(
                 algorithm=self.plan.name,
@@ -224,9 +225,7 @@ class _Session:
                 feasible=bool(feasible.any()),
                 reference_cost=float(self.stepper.problem.reference_cost),
                 failed_measurements=int(state.failed.sum()),
-                evaluations_per_s=len(self.plan.seeds)
-                * (done - self.resumed_at)
-                / max(seconds, 1e-9),
+                evaluations_per_s=here / max(seconds, 1e-9),
                 seconds=seconds,
                 compile_seconds=self.compile_s,
             )

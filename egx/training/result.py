@@ -211,10 +211,6 @@ def _from_json(data: dict[str, Any]) -> Result:
         name: _expect(name, data[name], int)
         for name in ("found_at", "budget", "evaluations", "failed_measurements", "seed")
     }
-    numbers = {
-        name: _number(name, data[name])
-        for name in ("cost", "reference_cost", "seconds", "compile_seconds")
-    }
     return Result(
         decisions=_decisions("decisions", data["decisions"]),
         feasible=_expect("feasible", data["feasible"], bool),
@@ -226,8 +222,11 @@ def _from_json(data: dict[str, Any]) -> Result:
         history=_history(_expect("history", data["history"], dict)),
         interrupted=reason,
         provenance=_expect("provenance", data["provenance"], dict),
+        cost=_number("cost", data["cost"]),
+        reference_cost=_number("reference_cost", data["reference_cost"]),
+        seconds=_number("seconds", data["seconds"]),
+        compile_seconds=_number("compile_seconds", data["compile_seconds"]),
         **counts,
-        **numbers,
     )
 
 

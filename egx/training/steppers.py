@@ -94,10 +94,10 @@ class Simulated:
         pass
 
     def _chunk(self, states: State, first: int, count: int, budget: int) -> tuple[State, Row]:
-        bounds = [jnp.asarray(np.int32(bound)) for bound in (first, count, budget)]
         states = replicate(states, self.mesh)
+        bounds = (_scalar(first), _scalar(count), _scalar(budget))
         return jax.block_until_ready(
-            chunk(self.search, self.problem, states, self.keys, *bounds, self.mesh)
+            chunk(self.search, self.problem, states, self.keys, bounds, self.mesh)
         )
 
 
@@ -178,8 +178,7 @@ class Measured:
         return RunState(states, (*run.rows, row), run.generation + 1, failures, whole)
 
     def _ask(self, states: State, index: int) -> tuple[dict[str, Any], State]:
-        generation = jnp.asarray(np.int32(index))
-        return ask_all(self.search, self.problem, states, self.keys, generation)
+        return ask_all(self.search, self.problem, states, self.keys, _scalar(index))
 
     def _tell(
         self,
@@ -200,7 +199,7 @@ class Measured:
                 jnp.asarray(failed),
                 jnp.asarray(counted),
                 self.keys,
-                jnp.asarray(np.int32(index)),
+                _scalar(index),
             )
         )
 
@@ -232,12 +231,17 @@ class Measured:
         )
 
 
+def _scalar(value: int) -> jax.Array:
+    return jnp.asarray(np.int32(value))
+
+
 def sound_cost(value: Any) -> float:
     """`value` as a cost, or ValueError: it must be a finite real number of 0 or more."""
     if isinstance(value, np.ndarray | jax.Array) and value.ndim == 0:
         value = value.item()
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise ValueError(f"a measurement must be a number, got {value!r}")
-    if not 0 <= value < WORST_COST:
+    cost = float(value)
+    if not 0 <= cost < WORST_COST:
         raise ValueError(f"a measurement must be finite and 0 or more, got {value!r}")
-    return float(value)
+    return cost
