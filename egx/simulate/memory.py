@@ -42,12 +42,13 @@ class MemoryTable(eqx.Module):
 
 
 class MemoryRun(eqx.Module):
-    """What one run of a map gives; the arrays of decisions are those that were run."""
+    """What a run of a map gives; the arrays of decisions are those that were run. A population,
+    if there is one, is the last axis."""
 
-    latency_s: Float[Array, ""]
-    moved_units: Int[Array, ""]
-    weights: Int[Array, " N"]
-    activations: Int[Array, " N"]
+    latency_s: Float[Array, "*P"]
+    moved_units: Int[Array, "*P"]
+    weights: Int[Array, "N *P"]
+    activations: Int[Array, "N *P"]
 
 
 def last_uses(graph: Graph) -> Bool[Array, " U"]:

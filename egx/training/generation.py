@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
 from egx.search.base import AbstractSearch, State
@@ -49,7 +49,7 @@ def concrete(tree: Any) -> Any:
     return jax.tree.map(convert, tree)
 
 
-def make_keys(seeds: Sequence[int]) -> PRNGKeyArray:
+def make_keys(seeds: Sequence[int]) -> Key[Array, " S"]:
     """One key a seed, [S]."""
     return jax.vmap(jax.random.key)(jnp.asarray(np.asarray(seeds, np.uint32)))
 
@@ -59,7 +59,7 @@ def init_key(key: PRNGKeyArray) -> PRNGKeyArray:
     return jax.random.fold_in(key, 0)
 
 
-def generation_keys(key: PRNGKeyArray, generation: Int[Array, ""]) -> PRNGKeyArray:
+def generation_keys(key: PRNGKeyArray, generation: Int[Array, ""]) -> Key[Array, " 2"]:
     """The keys of ask and tell, [2]."""
     return jax.random.split(jax.random.fold_in(key, generation + 1))
 
@@ -119,7 +119,7 @@ def replicate(tree: Any, mesh: Mesh | None) -> Any:
 
 
 @eqx.filter_jit
-def start(search: AbstractSearch, problem: AbstractProblem, keys: PRNGKeyArray) -> State:
+def start(search: AbstractSearch, problem: AbstractProblem, keys: Key[Array, " S"]) -> State:
     """States before the first generation, [S, ...]."""
     states = eqx.filter_vmap(lambda key: search.init(problem, key=init_key(key)))(keys)
     return jax.tree.map(_strong, states)
@@ -130,7 +130,7 @@ def chunk(
     search: AbstractSearch,
     problem: AbstractProblem,
     states: State,
-    keys: PRNGKeyArray,
+    keys: Key[Array, " S"],
     bounds: tuple[Int[Array, ""], Int[Array, ""], Int[Array, ""]],
     mesh: Mesh | None,
 ) -> tuple[State, Row]:
@@ -169,7 +169,7 @@ def ask_all(
     search: AbstractSearch,
     problem: AbstractProblem,
     states: State,
-    keys: PRNGKeyArray,
+    keys: Key[Array, " S"],
     index: Int[Array, ""],
 ) -> tuple[Decisions, State]:
     """Candidates [S, B, ...] of one generation, for an evaluation outside the program."""
@@ -189,7 +189,7 @@ def tell_all(
     costs: Float[Array, "S B"],
     failed: Bool[Array, "S B"],
     counted: Bool[Array, "S B"],
-    keys: PRNGKeyArray,
+    keys: Key[Array, " S"],
     index: Int[Array, ""],
 ) -> tuple[State, Row]:
     """Hands measured costs to the searchers; row [S]."""

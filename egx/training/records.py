@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from egx.training.generation import Row
 Record = dict[str, Any]
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Takes a header once, then a record per generation and seed."""
 

@@ -6,7 +6,7 @@ import dataclasses
 import numbers
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -48,6 +48,7 @@ class RunState:
     whole: bool = True
 
 
+@runtime_checkable
 class Stepper(Protocol):
     """What the host loop needs from either way."""
 

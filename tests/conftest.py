@@ -1,0 +1,34 @@
+"""Strict tests: several CPU devices, strict dtype promotion, shapes and types checked at run time.
+
+`EGX_TYPECHECK=0` turns the run-time checks off.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before JAX starts: the tests of devices need more than one.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+).strip()
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import jaxtyping
+import pytest
+from jaxtyping import install_import_hook
+
+if os.environ.get("EGX_TYPECHECK", "1") != "0":
+    install_import_hook("egx", "typecheck.checker")
+
+import jax
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture
+def unchecked():
+    """Run-time type checks off: what users get who hand over a value of a wrong type."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
