@@ -8,13 +8,16 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from egx.errors import GraphError
 from egx.graph.graph import GEOMETRY, MAX_UNITS, OP_CLASSES, Graph, Model, graph_digest
 
 OP_TYPE_BUCKETS = 1024
+
+# What float32 holds, in which graphs keep their numbers.
+_LARGEST = float(np.finfo(np.float32).max)
 
 # Not id(): a new builder may get the address of one that is gone, and would take its handles.
 _BUILDER_IDS = itertools.count()
@@ -157,11 +160,17 @@ class GraphBuilder:
             unit = 1
             while sum(-(-s // unit) for s in sizes) > MAX_UNITS:
                 unit *= 2
+            if unit > MAX_UNITS:
+                raise GraphError(
+                    f"graph {self.name!r}: its sizes add up to {sum(sizes):g} bytes; "
+                    f"at most {float(MAX_UNITS) * 2**30:g} can be counted"
+                )
         else:
             unit = int(unit_bytes)
-            if unit < 1 or unit & (unit - 1) or unit != unit_bytes:
+            if not 1 <= unit <= 2**30 or unit & (unit - 1) or unit != unit_bytes:
                 raise GraphError(
-                    f"graph {self.name!r}: unit_bytes must be a power of two, got {unit_bytes!r}"
+                    f"graph {self.name!r}: unit_bytes must be a power of two up to 2^30, "
+                    f"got {unit_bytes!r}"
                 )
             if sum(-(-s // unit) for s in sizes) > MAX_UNITS:
                 raise GraphError(
@@ -187,21 +196,23 @@ class GraphBuilder:
         is_output = np.zeros(t, bool)
         is_output[sorted(self._outputs)] = True
         geometry = np.asarray(self._geometry, np.float32).reshape(real[0], len(GEOMETRY))
+        # Unlike jnp.asarray, this compiles no copying program for each new shape.
+        put = jax.device_put
         return Graph(
-            op_class=jnp.asarray(pad(self._classes, n, np.int32)),
-            op_type=jnp.asarray(pad([op_type_id(k) for k in self._types], n, np.int32)),
-            flops=jnp.asarray(pad(self._flops, n, np.float32)),
-            weight_units=jnp.asarray(pad(units(self._weight_bytes), n, np.int32)),
-            geometry=jnp.asarray(pad(geometry, n, np.float32)),
-            op_mask=jnp.asarray(np.arange(n) < real[0]),
-            tensor_producer=jnp.asarray(pad(self._tensor_producer, t, np.int32, n - 1)),
-            tensor_units=jnp.asarray(pad(units(self._tensor_bytes), t, np.int32)),
-            tensor_is_output=jnp.asarray(is_output),
-            tensor_mask=jnp.asarray(np.arange(t) < real[1]),
-            use_tensor=jnp.asarray(pad(self._use_tensor, u, np.int32, max(t - 1, 0))),
-            use_consumer=jnp.asarray(pad(self._use_consumer, u, np.int32, n - 1)),
-            use_mask=jnp.asarray(np.arange(u) < real[2]),
-            unit_bytes=jnp.asarray(unit, jnp.int32),
+            op_class=put(pad(self._classes, n, np.int32)),
+            op_type=put(pad([op_type_id(k) for k in self._types], n, np.int32)),
+            flops=put(pad(self._flops, n, np.float32)),
+            weight_units=put(pad(units(self._weight_bytes), n, np.int32)),
+            geometry=put(pad(geometry, n, np.float32)),
+            op_mask=put(np.arange(n) < real[0]),
+            tensor_producer=put(pad(self._tensor_producer, t, np.int32, n - 1)),
+            tensor_units=put(pad(units(self._tensor_bytes), t, np.int32)),
+            tensor_is_output=put(is_output),
+            tensor_mask=put(np.arange(t) < real[1]),
+            use_tensor=put(pad(self._use_tensor, u, np.int32, max(t - 1, 0))),
+            use_consumer=put(pad(self._use_consumer, u, np.int32, n - 1)),
+            use_mask=put(np.arange(u) < real[2]),
+            unit_bytes=put(np.int32(unit)),
         )
 
     def build_model(
@@ -227,10 +238,12 @@ class GraphBuilder:
     def _number(self, op: str, field: str, value: float) -> float:
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise GraphError(f"op {op!r}: {field} must be a number, got {value!r}") from None
-        if not math.isfinite(number) or number < 0:
-            raise GraphError(f"op {op!r}: {field} must be finite and not negative, got {value!r}")
+        if not 0 <= number <= _LARGEST:
+            raise GraphError(
+                f"op {op!r}: {field} must be between 0 and {_LARGEST:g}, got {value!r}"
+            )
         return number
 
     def _bytes(self, op: str, field: str, value: float) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from egx.errors import GraphError
@@ -44,7 +43,7 @@ def pad_graph(graph: Graph, sizes: tuple[int, int, int]) -> Graph:
         source = np.asarray(array)[:have]
         padded = np.full((want, *source.shape[1:]), fill, source.dtype)
         padded[:have] = source
-        return jnp.asarray(padded)
+        return jax.device_put(padded)
 
     last_tensor = max(tensors - 1, 0)
     return Graph(
@@ -86,4 +85,4 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
         raise GraphError("stack_graphs needs at least one graph, got none")
     sizes = bucket_sizes(*graphs)
     padded = [pad_graph(graph, sizes) for graph in graphs]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *padded)
+    return jax.tree.map(lambda *leaves: jax.device_put(np.stack(leaves)), *padded)

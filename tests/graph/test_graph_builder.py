@@ -62,7 +62,7 @@ def test_jraph_has_an_edge_for_each_use():
     assert graph.n_edge.tolist() == [5]
 
 
-def test_a_cycle_cannot_be_written():
+def test_a_cycle_cannot_be_written(unchecked):
     """An op takes handles of earlier ops only: those of other graphs and made-up ones fail."""
     builder, other = GraphBuilder("one"), GraphBuilder("two")
     (foreign,) = add(other, "x")
@@ -115,13 +115,15 @@ def test_one_op(sizes):
         ({"output_bytes": [float("nan")]}, ("output_bytes[0]", "nan")),
         ({"flops": float("inf")}, ("flops", "inf")),
         ({"flops": "many"}, ("flops", "'many'")),
+        ({"flops": 1e39}, ("flops", "1e+39")),
+        ({"output_bytes": [10**400]}, ("output_bytes[0]", "must be a number")),
         ({"weight_bytes": -1}, ("weight_bytes", "-1")),
         ({"attributes": {"kernel": 3}}, ("kernel", "kernel_x")),
         ({"attributes": {"stride": -1}}, ("attributes['stride']", "-1")),
         ({"output_names": ["p", "q"]}, ("2 output_names for 1 outputs",)),
     ],
 )
-def test_errors_name_the_op_the_field_and_the_value(fields, words):
+def test_errors_name_the_op_the_field_and_the_value(fields, words, unchecked):
     builder = GraphBuilder("net")
     add(builder, "a")
     call = {"name": "b", "kind": "shape", "op_type": "t", "inputs": (), "output_bytes": [1]}
@@ -133,8 +135,8 @@ def test_errors_name_the_op_the_field_and_the_value(fields, words):
     assert len(builder) == 1
 
 
-@pytest.mark.parametrize("unit", [0, 3, -4, 1.5])
-def test_units_are_powers_of_two(unit):
+@pytest.mark.parametrize("unit", [0, 3, -4, 1.5, 2**31])
+def test_units_are_powers_of_two(unit, unchecked):
     with pytest.raises(GraphError, match="power of two"):
         small().build(unit_bytes=unit)
 
@@ -172,6 +174,13 @@ def test_integers_beyond_float64_lose_no_byte():
     add(builder, "a", (), (2**54 + 1,))
     # With units of 2^24 bytes, the one byte beyond 2^54 takes a unit of its own.
     assert builder.build(unit_bytes=2**24).tensor_units.tolist() == [2**30 + 1]
+
+
+def test_more_bytes_than_can_be_counted_are_refused():
+    builder = GraphBuilder("galaxy")
+    add(builder, "a", (), (2**61,))
+    with pytest.raises(GraphError, match=r"graph 'galaxy': its sizes add up to 2\.30584e\+18"):
+        builder.build()
 
 
 def test_a_unit_that_is_too_small_is_refused():

@@ -203,7 +203,7 @@ def test_regal_synthetic_mixes_its_families():
         (lambda rng: regal_synthetic(rng, ops=2), ("ops", "3 or more")),
     ],
 )
-def test_errors_name_what_is_wrong(call, words):
+def test_errors_name_what_is_wrong(call, words, unchecked):
     with pytest.raises(GraphError) as caught:
         call(np.random.default_rng(0))
     for word in words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -109,7 +110,7 @@ def test_nnpi_has_the_figures_of_its_paper():
     rates = [[0.7e12, 0.7e12, 0.7e12, 0.6 * 48e12, 0.7e12]]
     np.testing.assert_allclose(machine.flops_per_s, rates, rtol=1e-6)
     np.testing.assert_allclose(machine.launch_s, [1e-6], rtol=1e-6)
-    assert machine.capacity_units(np.int32(1)).tolist() == [[2**31 - 1, 24 * 2**20, 4 * 2**20]]
+    assert machine.capacity_units(jnp.int32(1)).tolist() == [[2**31 - 1, 24 * 2**20, 4 * 2**20]]
 
 
 @pytest.mark.parametrize("name", egx.hardware.presets())

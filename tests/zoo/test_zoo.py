@@ -158,7 +158,7 @@ def test_the_registry():
         (lambda: register(lambda size: None), ("size", "default")),
     ],
 )
-def test_errors_name_what_is_wrong(call, words):
+def test_errors_name_what_is_wrong(call, words, unchecked):
     with pytest.raises(GraphError) as caught:
         call()
     for word in words:
