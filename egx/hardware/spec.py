@@ -139,5 +139,5 @@ class Hardware(eqx.Module):
             return jnp.where(
                 units >= 2.0**31, MAX_UNITS, jnp.minimum(units, 2.0**31 - 128).astype(jnp.int32)
             )
-        units = np.floor(np.asarray(self.level_bytes, np.float64) / float(unit_bytes))
-        return jnp.asarray(np.minimum(units, MAX_UNITS).astype(np.int32))
+        exact = np.floor(np.asarray(self.level_bytes, np.float64) / float(unit_bytes))
+        return jnp.asarray(np.minimum(exact, MAX_UNITS).astype(np.int32))
