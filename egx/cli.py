@@ -1,36 +1,215 @@
-"""The command line: `egx optimize SOURCE`."""
+"""The command line: `egx optimize SOURCE` and its siblings."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import warnings
 from collections.abc import Sequence
 
+from rich.console import Console
+
 import egx
+from egx import commands
 from egx.errors import EgxError
+from egx.training.identity import package_version
+
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="egx", description=egx.__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    optimize = commands.add_parser("optimize", help="search for a memory placement")
-    optimize.add_argument("source", help="a zoo name")
-    optimize.add_argument("--hardware", default="nnpi", help="a preset or a TOML file")
-    optimize.add_argument("--algorithm", default="random", help=", ".join(egx.searches()))
-    optimize.add_argument("--budget", type=int, default=4000, help="evaluations")
-    optimize.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    try:
-        model = egx.load(options.source)
-        problem = egx.MemoryPlacement(model, egx.hardware.load(options.hardware))
-        result = egx.optimize(problem, options.algorithm, budget=options.budget, seed=options.seed)
-    except EgxError as error:
-        print(f"egx: {error}", file=sys.stderr)
-        return 1
-    print(f"native {1e6 * result.reference_cost:.2f} us")
-    print(f"found  {1e6 * result.cost:.2f} us{'' if result.feasible else ' (infeasible)'}")
-    return 0
+    """Runs the command line and returns the exit code.
+
+    0 is success, 1 a plan that failed its check, 2 a mistake in the input (one line on stderr),
+    130 a run stopped by Ctrl-C, whose best plan is written all the same.
+    """
+    options = parser().parse_args(arguments)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def warn(message, category, *_, **__) -> None:
+        errors.print(f"egx: warning: {message}", markup=False)
+
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("default")
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.showwarning = warn
+        try:
+            return options.run(options)
+        except EgxError as error:
+            errors.print(f"egx: {_one_line(error)}", markup=False)
+            return 2
+        except BrokenPipeError:
+            # The reader of our output, such as `head`, has seen enough.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except OSError as error:
+            errors.print(f"egx: {_one_line(error)}", markup=False)
+            return 2
+        except KeyboardInterrupt:
+            errors.print("egx: stopped", markup=False)
+            return INTERRUPTED
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands with their options."""
+    top = argparse.ArgumentParser(prog="egx", description=egx.__doc__)
+    top.add_argument("--version", action="version", version=f"egx {package_version()}")
+    sub = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    optimize = sub.add_parser("optimize", help="search for a memory placement and write a folder")
+    _problem_arguments(optimize)
+    optimize.add_argument(
+        "--algorithm",
+        default=commands.default_algorithm(),
+        metavar="NAME",
+        help="see `egx algorithms` (default: %(default)s)",
+    )
+    _search_arguments(optimize)
+    optimize.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    optimize.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=_assignment,
+        metavar="NAME=VALUE",
+        help="a setting of the algorithm; may be repeated",
+    )
+    optimize.add_argument(
+        "--checkpoint",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="save checkpoints (default: in a folder of OUT)",
+    )
+    optimize.add_argument(
+        "--resume", action="store_true", help="go on from the checkpoint, if there is one"
+    )
+    optimize.set_defaults(run=commands.optimize)
+
+    check = sub.add_parser("check", help="check a plan: is it valid, and as fast as it claims?")
+    check.add_argument("plan", help="a plan.json")
+    check.add_argument("--source", help="the model, if it is not where the plan says")
+    _load_arguments(check)
+    check.set_defaults(run=commands.check)
+
+    show = sub.add_parser("show", help="describe a model")
+    show.add_argument("source", help="a name of the zoo, or a file (.onnx, .onnx.gz, .json)")
+    _load_arguments(show)
+    show.set_defaults(run=commands.show)
+
+    hardware = sub.add_parser("hardware", help="list the machines, or describe one")
+    hardware.add_argument("name", nargs="?", help="a preset, or the path of a .toml file")
+    hardware.set_defaults(run=commands.hardware)
+
+    models = sub.add_parser("models", help="list the models of the zoo")
+    models.set_defaults(run=commands.models)
+    algorithms = sub.add_parser("algorithms", help="list the search algorithms")
+    algorithms.set_defaults(run=commands.algorithms)
+    return top
+
+
+def _problem_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help="a name of the zoo, or a file (.onnx, .onnx.gz, .json)")
+    _load_arguments(parser)
+    parser.add_argument(
+        "--hardware",
+        default="nnpi",
+        metavar="NAME",
+        help="a preset, or the path of a .toml file (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prefetch",
+        type=int,
+        default=0,
+        metavar="K",
+        help="ops by which weights may stream ahead; 0 overlaps an op with its own (default: 0)",
+    )
+
+
+def _load_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--granularity",
+        choices=("layer", "op"),
+        help="of an ONNX file: fuse bias, activation and the like into layers, or keep every op",
+    )
+    parser.add_argument(
+        "--dim",
+        action="append",
+        default=[],
+        type=_dimension,
+        metavar="NAME=VALUE",
+        help="the size of a free dimension of an ONNX file; may be repeated",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=_assignment,
+        metavar="NAME=VALUE",
+        help="an argument of a zoo model, such as batch=8; may be repeated",
+    )
+
+
+def _search_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--budget", type=int, default=4000, metavar="N", help="evaluations (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--time-limit", type=float, metavar="SECONDS", help="stop the search after this long"
+    )
+    parser.add_argument(
+        "--bound-seconds",
+        type=float,
+        default=commands.BOUND_SECONDS,
+        metavar="SECONDS",
+        help="time for the exact solver to bound the optimum; 0 skips it (default: %(default)s)",
+    )
+    parser.add_argument("--out", metavar="DIR", help="(default: egx-out/MODEL-HARDWARE)")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace another run that lies in OUT"
+    )
+    parser.add_argument(
+        "--pictures", choices=("png", "svg", "none"), default="png", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--devices", type=int, metavar="N", help="spread candidates over N devices or CPU threads"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
+
+
+def _assignment(text: str) -> tuple[str, object]:
+    """A name and a value: a whole number, a number, true or false, or text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    if value.lower() in ("true", "false"):
+        return name, value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
+
+
+def _dimension(text: str) -> tuple[str, int]:
+    name, value = _assignment(text)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise argparse.ArgumentTypeError(f"expected NAME=SIZE with a size of 1 or more: {text!r}")
+    return name, value
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError("expected names separated by commas")
+    return names
 
 
 if __name__ == "__main__":

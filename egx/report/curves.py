@@ -30,6 +30,7 @@ REFERENCE_LOOK = {
     "native": (NATIVE, "--"),
     "first fit": (MUTED, ":"),
     "bound": (BOUND, "-"),
+    "optimum": (BOUND, "-"),
 }
 
 
@@ -45,8 +46,8 @@ def convergence(
     Args:
         curves: a curve, or a curve per seed, by the name of the searcher; the line is the mean
             over seeds and the band reaches from the best to the worst seed.
-        references: lines to compare with, such as native, first fit and bound; missing values
-            (NaN) are left out.
+        references: lines to compare with: native, first fit, and bound (or optimum, once that is
+            proved); missing values (NaN) are left out.
         title: such as "resnet50 on nnpi".
         seconds: costs are seconds, and shown in the unit that suits them.
     """
@@ -124,11 +125,11 @@ def _limits(axes: Axes, runs: dict, lines: dict[str, float], top: float, scale: 
     axes.set_ylim((low - margin) / scale, (top + margin) / scale)
     end = max((float(x[-1]) for seeds in runs.values() for x, _ in seeds if len(x)), default=1.0)
     axes.set_xlim(0, max(end, 1.0))
-    if "bound" in lines:
-        # No plan can lie below the proven bound.
-        axes.axhspan(
-            (low - margin) / scale, lines["bound"] / scale, color=FAINT, alpha=0.55, lw=0, zorder=0
-        )
+    # No plan can lie below a proven bound.
+    bound = lines.get("optimum", lines.get("bound"))
+    if bound is not None:
+        bottom = (low - margin) / scale
+        axes.axhspan(bottom, bound / scale, color=FAINT, alpha=0.55, lw=0, zorder=0)
 
 
 def _label(name: str, value: float, native: float) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -65,9 +66,13 @@ class Table:
             pad_edge=False,
         )
         for k, name in enumerate(self.header):
-            left = k in self.left
+            # Only what is long anyway may be folded, so that figures stay whole.
+            widest = max((len(row[k]) for row in self.rows), default=0)
             table.add_column(
-                name, justify="left" if left else "right", no_wrap=not left, overflow="fold"
+                name,
+                justify="left" if k in self.left else "right",
+                no_wrap=widest <= 26,
+                overflow="fold",
             )
         for index, row in enumerate(self.rows):
             # Text, not str: names of ops may hold brackets, which rich reads as markup.
@@ -95,7 +100,8 @@ def latency_table(
     """Plans by (name, seconds, whether it fits), and the bound as the last row."""
     known = bound_s is not None and bound_s > 0
     header = ("plan", "latency", "speed-up", *(("above bound",) if known else ()))
-    rows, strong = [], None
+    rows: list[tuple[str, ...]] = []
+    strong = None
     for name, seconds, fits in plans:
         speedup = format_speedup(reference_s, seconds) if fits else "does not fit"
         row = [name, format_seconds(seconds), speedup]
@@ -120,15 +126,14 @@ def latency_table(
 
 def level_table(
     problem: AbstractProblem,
-    before: dict,
-    after: dict,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
     *,
     names: tuple[str, str] = ("native", "found"),
 ) -> Table:
     """What lies on each level in two maps, fastest level first, and the bytes that moved.
 
-    Activations are counted at the step at which they are most; moved bytes are the sum over all
-    weights and tensors.
+    Moved bytes are the sum over all weights and tensors, whenever they live.
     """
     where = layout(problem)
     old, new = host_decisions(problem, before), host_decisions(problem, after)
@@ -142,17 +147,12 @@ def level_table(
             left += int(size[(new[kind] != m) & (old[kind] == m)].sum())
         cells = [where.level_names[m], format_bytes(where.capacity_bytes[m])]
         for o in held:
-            cells.append(format_bytes(int(o.weights[m])))
-            cells.append(format_bytes(int(o.activations[:, m].max())))
+            weights, activations = int(o.weights[m]), int(o.activations[:, m].max())
+            cells.append(f"{format_bytes(weights)} + {format_bytes(activations)}")
         rows.append((*cells, format_bytes(arrived), format_bytes(left)))
-    header = (
-        "level",
-        "holds",
-        *(f"{name}: {kind}" for name in names for kind in ("weights", "activations")),
-        "moved here",
-        "moved away",
-    )
-    return Table(header, tuple(rows), note="activations at their peak")
+    header = ("level", "holds", *names, "moved in", "moved out")
+    note = "weights + activations, these at their peak"
+    return Table(header, tuple(rows), note=note)
 
 
 def effort_line(result: Result) -> str:

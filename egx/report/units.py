@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+# A unit is reached a little below it: 1 us in float32 is 0.99999999 us.
+_REACHED = 1 - 1e-6
 _BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -25,12 +27,12 @@ def significant(value: float, digits: int = 3) -> str:
 
 def byte_unit(largest: float) -> tuple[float, str]:
     """(bytes, name) of the unit in which `largest` reads best."""
-    return next((unit for unit in _BYTES if largest >= unit[0]), _BYTES[-1])
+    return next((unit for unit in _BYTES if largest >= unit[0] * _REACHED), _BYTES[-1])
 
 
 def second_unit(largest: float) -> tuple[float, str]:
     """(seconds, name) of the unit in which `largest` reads best."""
-    return next((unit for unit in _SECONDS if largest >= unit[0]), _SECONDS[-1])
+    return next((unit for unit in _SECONDS if largest >= unit[0] * _REACHED), _SECONDS[-1])
 
 
 def format_bytes(value: float) -> str:
@@ -53,15 +55,17 @@ def format_seconds(value: float, digits: int = 4) -> str:
 
 def format_count(value: float, unit: str = "") -> str:
     """Such as "8.2 G" of anything, with decimal prefixes."""
-    scale, prefix = next((c for c in _COUNTS if abs(value) >= c[0]), _COUNTS[-1])
+    scale, prefix = next((c for c in _COUNTS if abs(value) >= c[0] * _REACHED), _COUNTS[-1])
     text = f"{value:g}" if not prefix and value == int(value) else significant(value / scale)
     return f"{text} {prefix}{unit}".rstrip()
 
 
 def format_duration(seconds: float) -> str:
-    """How long something took: "0.42 s", "12.3 s", "3 min 05 s", "2 h 07 min"."""
-    if seconds < 60:
-        return f"{significant(seconds)} s" if seconds >= 0.001 else f"{seconds * 1e3:.2g} ms"
+    """How long something took: "42 ms", "4.2 s", "12 s", "3 min 05 s", "2 h 07 min"."""
+    if seconds < 0.9995:
+        return f"{1e3 * seconds:.0f} ms"
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     if seconds < 3600:
         return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"

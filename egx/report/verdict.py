@@ -1,0 +1,103 @@
+"""The plans that are known after a search, and which of them to use."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from egx.baselines.exact import ExactSolution
+from egx.problems.memory_placement import MemoryPlacement
+from egx.report.tables import Table, latency_table
+from egx.report.units import format_percent
+from egx.training.result import Result
+
+NATIVE, FIRST_FIT, FOUND, SOLVER = "native", "first fit", "found", "solver"
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownPlan:
+    """A plan by name; `latency_s` is the simulator's (of the rectified map if it does not fit)."""
+
+    name: str
+    decisions: Mapping[str, Any]
+    latency_s: float
+    fits: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """All plans of one run, the best that fits, and the bound on all of them.
+
+    `best` is the found one whenever nothing beats it; native and first fit are plans too, and so
+    is what an exact solver finds on the way to its bound.
+    """
+
+    plans: tuple[KnownPlan, ...]
+    best: KnownPlan
+    bound_s: float | None
+    bound_status: str | None
+
+    def plan(self, name: str) -> KnownPlan:
+        """The plan called `name`."""
+        return next(plan for plan in self.plans if plan.name == name)
+
+    @property
+    def shown(self) -> KnownPlan:
+        """What pictures set against native: the best, or, if that is native, what was found."""
+        found = self.plan(FOUND)
+        return found if self.best.name == NATIVE and found.fits else self.best
+
+    def remark(self) -> str | None:
+        """What the reader must know when the best plan is not the found one."""
+        found = self.plan(FOUND)
+        if self.best.name == FOUND:
+            return None
+        if not found.fits:
+            return f"The search found no plan that fits; the plan written is {self.best.name}."
+        slower = format_percent(found.latency_s / self.best.latency_s - 1)
+        native = self.plan(NATIVE)
+        worse = " and slower than native" if native.latency_s < found.latency_s else ""
+        also = worse if self.best.name != NATIVE else ""
+        return (
+            f"The found plan is {slower} slower than {self.best.name}{also}; "
+            f"the plan written is {self.best.name}."
+        )
+
+    def table(self, *, title: str = "", note: str = "") -> Table:
+        """Latency, speed-up and distance from the bound of every plan."""
+        return latency_table(
+            [(plan.name, plan.latency_s, plan.fits) for plan in self.plans],
+            reference_s=self.plan(NATIVE).latency_s,
+            bound_s=self.bound_s,
+            bound_status=self.bound_status,
+            best=self.best.name,
+            title=title,
+            note=note,
+        )
+
+
+def judge(
+    problem: MemoryPlacement, result: Result, solution: ExactSolution | None = None
+) -> Verdict:
+    """Gathers what is known: native, first fit, the result and, where it ran, the solver's plan.
+
+    A bound is the solver's; without one, the result's own.
+    """
+    first_fit = problem.first_fit()
+    plans = [
+        KnownPlan(NATIVE, problem.reference, float(problem.reference_cost), True),
+        KnownPlan(FIRST_FIT, first_fit, float(problem.evaluate(first_fit).latency_s), True),
+        KnownPlan(FOUND, result.decisions, result.cost, result.feasible),
+    ]
+    bound, status = result.bound, result.bound_status
+    if solution is not None:
+        bound, status = solution.bound, solution.status
+        if solution.decisions is not None:
+            plans.append(KnownPlan(SOLVER, solution.decisions, solution.cost, True))
+    order = {FOUND: 0, FIRST_FIT: 1, NATIVE: 2, SOLVER: 3}
+    fitting = [plan for plan in plans if plan.fits]
+    best = min(fitting, key=lambda plan: (np.float32(plan.latency_s), order[plan.name]))
+    return Verdict(tuple(plans), best, bound, status)
