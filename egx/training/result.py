@@ -6,13 +6,12 @@ import dataclasses
 import json
 import math
 import os
-import tempfile
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from egx.errors import FormatError
+from egx.files import read_json, write_whole
 
 FORMAT = "egx result"
 VERSION = 1
@@ -228,37 +227,3 @@ def _from_json(data: dict[str, Any]) -> Result:
         compile_seconds=_number("compile_seconds", data["compile_seconds"]),
         **counts,
     )
-
-
-def read_json(path: str | os.PathLike[str], kind: str, version: int) -> dict[str, Any]:
-    """The JSON object of one of egx's own files, its format and version checked."""
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: damaged, or not JSON: {error}") from error
-    if not isinstance(data, dict) or data.get("format") != kind:
-        raise FormatError(f"{path}: not an {kind} file")
-    if data.get("version") != version:
-        raise FormatError(
-            f"{path}: {kind} version {data.get('version')!r}; this egx reads version {version}"
-        )
-    return data
-
-
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a file so that it appears whole or not at all, whatever happens on the way."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from runs import Climber, chain, machine, same_search, small_problem
 
 from egx.errors import SearchError
 from egx.problems.memory_placement import MemoryPlacement
@@ -19,7 +20,6 @@ from egx.search.random import RandomSearch
 from egx.training import loop
 from egx.training.generation import settle
 from egx.training.loop import run
-from runs import Climber, chain, machine, same_search, small_problem
 
 
 def one(search=None, problem=None, *, budget=50, seed=0, **more):
