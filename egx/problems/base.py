@@ -74,6 +74,32 @@ class AbstractProblem(eqx.Module):
     def measured(self, cost: Float[Array, ""]) -> AbstractOutcome:
         """The outcome of a candidate whose cost was measured outside the simulator."""
 
+    def active(self) -> dict[str, Bool[Array, " N"]]:
+        """The entries of each decision that can change the cost; by default all real ones."""
+        return {name: self.mask(head) for name, head in self.heads.items()}
+
+    def repair(self, decisions: Mapping[str, Array]) -> Decisions:
+        """A candidate near `decisions` that more often fits, by a rule that needs no evaluation;
+        by default `decisions` themselves."""
+        return dict(decisions)
+
+    def heuristics(self) -> dict[str, Decisions]:
+        """Plans that are known before any search, by name; "reference" among them."""
+        return {"reference": self.reference}
+
+    @property
+    def has_relaxation(self) -> bool:
+        """Whether `relaxed_terms` exists for this problem."""
+        return False
+
+    def relaxed_terms(
+        self, probabilities: Mapping[str, Array], temperature: Float[Array, ""]
+    ) -> tuple[Float[Array, ""], Float[Array, " C"]]:
+        """The expected cost under independent choices, and how far each constraint is violated
+        (as a fraction of its limit; 0 or less is kept). Differentiable; `temperature` smooths the
+        maxima, in units of the reference's mean seconds per op, and 0 is exact."""
+        raise DecisionError(f"{type(self).__name__} has no differentiable relaxation")
+
     def length(self, head: Head) -> int:
         """Entries of a decision, padding included."""
         return self.graph.num_ops if head.axis == "op" else self.graph.num_uses

@@ -25,7 +25,7 @@ from egx.problems.base import (
     check_decisions,
     squared_speedup_reward,
 )
-from egx.simulate.memory import MemoryRun, MemoryTable, memory_table, num_steps, run
+from egx.simulate.memory import MemoryRun, MemoryTable, memory_table, run
 
 
 class MemoryOutcome(AbstractOutcome):
@@ -66,9 +66,7 @@ class MemoryPlacement(AbstractProblem):
         self.hardware = hardware
         self.prefetch = prefetch
         self.model = HostOnly(host)
-        self.table = _table(
-            graph, hardware, hardware.capacity_units(graph.unit_bytes)[0], num_steps(graph)
-        )
+        self.table = _table(graph, hardware, hardware.capacity_units(graph.unit_bytes)[0])
         fast = hardware.num_levels - 1
         native = self._uniform(max(fast - 1, 0), fast)
         result = _run(self.table, native["weights"], native["activations"], prefetch)
@@ -112,6 +110,18 @@ class MemoryPlacement(AbstractProblem):
         fast = self.hardware.num_levels - 1
         return self.rectify(self._uniform(fast, fast))
 
+    def repair(self, decisions: Mapping[str, Array]) -> Decisions:
+        return self.rectify(decisions)
+
+    def heuristics(self) -> dict[str, Decisions]:
+        return {"reference": self.reference, "first_fit": self.first_fit()}
+
+    def active(self) -> dict[str, Bool[Array, " N"]]:
+        return {
+            "weights": self.graph.weight_units > 0,
+            "activations": self.graph.output_units() > 0,
+        }
+
     def measured(self, cost: Float[Array, ""]) -> MemoryOutcome:
         cost = jnp.asarray(cost, jnp.float32)
         return MemoryOutcome(
@@ -148,8 +158,8 @@ class MemoryPlacement(AbstractProblem):
 
 
 @eqx.filter_jit
-def _table(graph: Graph, hardware: Hardware, capacity: Array, steps: int) -> MemoryTable:
-    return memory_table(graph, hardware, capacity, steps)
+def _table(graph: Graph, hardware: Hardware, capacity: Array) -> MemoryTable:
+    return memory_table(graph, hardware, capacity)
 
 
 @eqx.filter_jit
