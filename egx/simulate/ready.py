@@ -1,0 +1,100 @@
+"""The set of ready items: ranks by priority, and a bitset over ranks with a word tree on top.
+
+The highest ready item is found by counting leading zeros from the top word down, so taking and
+adding cost one word per level: two levels to 1,024 items, three to 32,768.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from egx.simulate.execution_table import put, take
+
+Words = tuple[UInt32[Array, " K"], ...]
+
+
+def ranked(priority: Float[Array, "P R"]) -> Int[Array, "P R"]:
+    """Items by priority, highest first, ties to the lower index.
+
+    A radix sort whose digits travel with their positions in one word: several times faster on
+    CPUs than a sort of (key, index) pairs.
+    """
+    population, items = priority.shape
+    index_bits = max(1, (items - 1).bit_length())
+    digit_bits = 32 - index_bits
+    # 0.0 and -0.0 are one priority.
+    bits = jax.lax.bitcast_convert_type(jnp.where(priority == 0, 0.0, priority), jnp.uint32)
+    negative = bits >> 31 == 1
+    key = jnp.where(negative, bits, bits ^ jnp.uint32(0x7FFFFFFF))
+    position = jnp.arange(items, dtype=jnp.uint32)
+    order = jnp.broadcast_to(jnp.arange(items, dtype=jnp.int32), (population, items))
+    for shift in range(0, 32, digit_bits):
+        digit = (jnp.take_along_axis(key, order, 1) >> shift) & jnp.uint32(2**digit_bits - 1)
+        packed = (digit << index_bits) | position
+        packed = jax.lax.sort(packed, dimension=1, is_stable=False)
+        came_from = (packed & jnp.uint32(2**index_bits - 1)).astype(jnp.int32)
+        order = jnp.take_along_axis(order, came_from, 1)
+    return order
+
+
+def pack(ready: Bool[Array, "R P"]) -> Words:
+    """The words of a set, lowest level first; each level flat, population innermost."""
+    levels = []
+    while True:
+        count, population = ready.shape
+        words = -(-count // 32)
+        padded = jnp.zeros((words * 32, population), bool).at[:count].set(ready)
+        weight = jnp.uint32(1) << (31 - jnp.arange(32, dtype=jnp.uint32))
+        bits = jnp.where(padded.reshape(words, 32, population), weight[None, :, None], 0)
+        level = jnp.sum(bits, 1, dtype=jnp.uint32)
+        levels.append(level.reshape(-1))
+        if words == 1:
+            return tuple(levels)
+        ready = level != 0
+
+
+def add(words: Words, rank: Int[Array, " P"], where: Bool[Array, " P"]) -> Words:
+    """The set with `rank` in it, for the candidates that `where` marks."""
+    lane = jnp.arange(rank.shape[0], dtype=jnp.int32)
+    out = []
+    for word in words:
+        bit = jnp.where(where, _bit(rank & 31), 0)
+        rank = rank >> 5
+        if word.shape == rank.shape:
+            out.append(word | bit)
+        else:
+            index = rank * rank.shape[0] + lane
+            out.append(put(word, index, take(word, index) | bit))
+    return tuple(out)
+
+
+def take_highest(
+    words: Words, wanted: Bool[Array, " P"]
+) -> tuple[Int[Array, " P"], Bool[Array, " P"], Words]:
+    """(rank, found, the set without it), for the candidates that `wanted` marks."""
+    population = wanted.shape[0]
+    lane = jnp.arange(population, dtype=jnp.int32)
+    top = words[-1]
+    found = wanted & (top != 0)
+    index = jnp.zeros(population, jnp.int32)
+    path = []
+    for word in reversed(words):
+        flat = index * population + lane
+        value = word if word.shape == index.shape else take(word, flat)
+        bit = jnp.where(found, jax.lax.clz(value).astype(jnp.int32), 0)
+        path.append((flat, value, bit))
+        index = index * 32 + bit
+    rank = index
+    out = []
+    clear = found
+    for word, (flat, value, bit) in zip(words, reversed(path), strict=True):
+        value = jnp.where(clear, value & ~_bit(bit), value)
+        out.append(value if word.shape == value.shape else put(word, flat, value))
+        clear = clear & (value == 0)
+    return rank, found, tuple(out)
+
+
+def _bit(position: Int[Array, " P"]) -> UInt32[Array, " P"]:
+    return jnp.uint32(0x80000000) >> position.astype(jnp.uint32)
