@@ -1,12 +1,19 @@
 """Memory placement on one accelerator: ops run in index order on device 0.
 
-The loop over ops carries rows of P candidates, population innermost, so that each step is a few
-contiguous vector operations; `vmap` over decisions reaches this layout through a batching rule.
+A loop over ops keeps P candidates side by side: each of its steps is a few operations on rows of
+P numbers. Callers write `vmap` over single maps; a batching rule brings them into this layout.
 
-Shapes: N ops, T tensors, U uses, M levels, P candidates, K uses per step, L steps of the loop.
+Rectification comes first and knows only integers; then the seconds of the settled map. No float
+is a product that is then added (see cost.py), and sums run in the order of ops and uses, so that
+a map has the same latency to the last bit in any batch, with and without jit.
+
+Shapes: N ops, T tensors, U uses, M levels, P candidates, G graphs, K uses per step, L steps.
 """
 
 from __future__ import annotations
+
+import functools
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,285 +23,121 @@ from jaxtyping import Array, Bool, Float, Int
 
 from egx.graph.graph import Graph
 from egx.hardware.spec import Hardware
+from egx.simulate.cost import (
+    compute_seconds,
+    dead_units,
+    last_uses,
+    read_seconds,
+    use_units,
+    write_seconds,
+)
 
 USES_PER_STEP = 2
+# Steps of the loops without stores that one iteration takes: the compiler fuses them.
+UNROLL = 4
+# Up to so many levels both choices of an op fit one byte.
+BYTE_LEVELS = 8
 
 
 class MemoryTable(eqx.Module):
-    """A graph laid out for the loop: L steps, each with up to K uses and, when it is the last
-    step of its op, the op itself. Seconds are per level, sizes in units."""
+    """A graph laid out for the loop: an op takes a step, and one more for every K further uses.
 
+    Its weights and outputs are placed on its first step, inputs are dropped as they are read, its
+    seconds count on its last step. Only the first `steps` of L steps are used; L depends on the
+    padded shape alone.
+    """
+
+    steps: Int[Array, ""]
     op: Int[Array, " L"]
+    first_step: Int[Array, " N"]
+    is_first: Bool[Array, " L"]
     is_last: Bool[Array, " L"]
     producer: Int[Array, "L K"]
-    read_units: Int[Array, "L K"]
     freed_units: Int[Array, "L K"]
     weight_units: Int[Array, " L"]
     output_units: Int[Array, " L"]
     dead_units: Int[Array, " L"]
+    read_s: Float[Array, "L K M"]
+    write_s: Float[Array, "L M"]
+    weight_s: Float[Array, "L M"]
+    streams: Bool[Array, " L"]
     compute_s: Float[Array, " L"]
     launch_s: Float[Array, " L"]
-    read_s_per_unit: Float[Array, " M"]
-    write_s_per_unit: Float[Array, " M"]
     capacity_units: Int[Array, " M"]
     total_units: Int[Array, ""]
     op_mask: Bool[Array, " N"]
 
 
 class MemoryRun(eqx.Module):
-    """What a run of a map gives; the arrays of decisions are those that were run. A population,
-    if there is one, is the last axis."""
+    """What one run of a map gives; `weights` and `activations` are the levels that were run.
 
-    latency_s: Float[Array, "*P"]
-    moved_units: Int[Array, "*P"]
-    weights: Int[Array, "N *P"]
-    activations: Int[Array, "N *P"]
+    `moved_units` is 0 for exactly the valid maps: the units that rectification moved, or, without
+    it, the number of levels that overflow.
+    """
 
-
-def last_uses(graph: Graph) -> Bool[Array, " U"]:
-    """The use at whose op a tensor can be dropped: its last one, unless it is a graph output."""
-    index = jnp.arange(graph.num_uses)
-    real = jnp.where(graph.use_mask, index, -1)
-    last = jax.ops.segment_max(real, graph.use_tensor, graph.num_tensors)
-    held = graph.tensor_is_output[graph.use_tensor]
-    return (last[graph.use_tensor] == index) & graph.use_mask & ~held
+    latency_s: Float[Array, ""]
+    moved_units: Int[Array, ""]
+    weights: Int[Array, " N"]
+    activations: Int[Array, " N"]
 
 
-def num_steps(graph: Graph) -> int:
-    """L: exact (rounded up to a bucket) for a concrete graph, else the bound N + U // K."""
-    bound = graph.num_ops + graph.num_uses // USES_PER_STEP
-    if isinstance(graph.use_consumer, jax.core.Tracer) or graph.use_consumer.ndim > 1:
-        return bound
-    uses = np.bincount(
-        np.asarray(graph.use_consumer)[np.asarray(graph.use_mask)], minlength=graph.num_ops
-    )
-    exact = int(np.maximum(1, -(-uses // USES_PER_STEP)).sum())
-    bucket = max(16, graph.num_ops // 16)
-    return min(bound, -(-exact // bucket) * bucket)
-
-
-def memory_table(
-    graph: Graph, hardware: Hardware, capacity_units: Int[Array, " M"], steps: int
-) -> MemoryTable:
+def memory_table(graph: Graph, hardware: Hardware, capacity_units: Int[Array, " M"]) -> MemoryTable:
     """Lays `graph` out for device 0 of `hardware`.
 
-    `capacity_units` comes from `Hardware.capacity_units`, which is exact only outside a trace;
-    `steps` is static and comes from `num_steps`.
+    `capacity_units` comes from `Hardware.capacity_units`, which is exact only outside a trace.
     """
-    length = steps
     n, u, k = graph.num_ops, graph.num_uses, USES_PER_STEP
+    # A whole number of unrolled iterations.
+    length = -(-(n + u // k) // UNROLL) * UNROLL
     ones = graph.use_mask.astype(jnp.int32)
     uses = jax.ops.segment_sum(ones, graph.use_consumer, n, indices_are_sorted=True)
-    op_steps = jnp.maximum(1, -(-uses // k))
-    last_step = jnp.cumsum(op_steps) - 1
-    first_step = last_step - op_steps + 1
+    op_steps = jnp.where(graph.op_mask, jnp.maximum(1, -(-uses // k)), 0)
+    end = jnp.cumsum(op_steps)
+    first_step = end - op_steps
+    ops = jnp.arange(n)
 
-    step_op = jnp.zeros(length, jnp.int32).at[last_step].set(jnp.arange(n), mode="drop")
-    is_last = jnp.zeros(length, bool).at[last_step].set(graph.op_mask, mode="drop")
+    def mark(steps: Int[Array, " N"]) -> Bool[Array, " L"]:
+        steps = jnp.where(graph.op_mask, steps, length)
+        return jnp.zeros(length, bool).at[steps].set(True, mode="drop")
+
+    is_first, is_last = mark(first_step), mark(end - 1)
+    op = jnp.zeros(length, jnp.int32)
+    op = op.at[jnp.where(graph.op_mask, first_step, length)].set(ops, mode="drop")
+    op = jax.lax.cummax(op)
+
+    def at(flags: Bool[Array, " L"], values: Array) -> Array:
+        rows = jnp.expand_dims(flags, tuple(range(1, values.ndim)))
+        return jnp.where(rows, values[op], jnp.zeros((), values.dtype))
 
     # A use's place: its rank among the uses of its op, K to a step.
     rank = jnp.arange(u) - (jnp.cumsum(uses) - uses)[graph.use_consumer]
     row = jnp.where(graph.use_mask, first_step[graph.use_consumer] + rank // k, length)
-    units = jnp.where(graph.use_mask, graph.tensor_units[graph.use_tensor], 0) if u else ones
 
-    def place(values: Int[Array, " U"]) -> Int[Array, "L K"]:
-        return jnp.zeros((length, k), jnp.int32).at[row, rank % k].set(values, mode="drop")
+    def place(values: Array) -> Array:
+        empty = jnp.zeros((length, k, *values.shape[1:]), values.dtype)
+        return empty.at[row, rank % k].set(values, mode="drop")
 
-    used = jax.ops.segment_sum(ones, graph.use_tensor, graph.num_tensors) > 0
-    dead = jnp.where(used | graph.tensor_is_output, 0, graph.tensor_units)
-    dead = jax.ops.segment_sum(dead, graph.tensor_producer, n, indices_are_sorted=True)
-
-    unit = graph.unit_bytes.astype(jnp.float32)
-    compute = graph.flops / hardware.flops_per_s[0][graph.op_class]
-
-    def at_last(values: Array) -> Array:
-        return jnp.where(is_last, values[step_op], jnp.zeros((), values.dtype))
-
+    units = use_units(graph)
     return MemoryTable(
-        op=step_op,
+        steps=end[-1],
+        op=op,
+        first_step=jnp.minimum(first_step, length - 1),
+        is_first=is_first,
         is_last=is_last,
         producer=place(graph.use_producer()),
-        read_units=place(units),
-        freed_units=place(jnp.where(last_uses(graph), units, 0) if u else units),
-        weight_units=at_last(graph.weight_units),
-        output_units=at_last(graph.output_units()),
-        dead_units=at_last(dead),
-        compute_s=at_last(compute),
+        freed_units=place(jnp.where(last_uses(graph), units, 0)),
+        weight_units=at(is_first, graph.weight_units),
+        output_units=at(is_first, graph.output_units()),
+        dead_units=at(is_first, dead_units(graph)),
+        read_s=place(read_seconds(units, graph, hardware)),
+        write_s=at(is_last, write_seconds(graph.output_units(), graph, hardware)),
+        weight_s=at(is_last, read_seconds(graph.weight_units, graph, hardware)),
+        streams=at(is_last, graph.weight_units > 0),
+        compute_s=at(is_last, compute_seconds(graph, hardware)),
         launch_s=jnp.where(is_last, hardware.launch_s[0], 0.0),
-        read_s_per_unit=unit / hardware.read_bytes_per_s[0],
-        write_s_per_unit=unit / hardware.write_bytes_per_s[0],
         capacity_units=capacity_units,
         total_units=jnp.sum(graph.weight_units) + jnp.sum(graph.tensor_units),
         op_mask=graph.op_mask,
-    )
-
-
-def _pick(level: Int[Array, " P"], values: Float[Array, " M"]) -> Float[Array, " P"]:
-    # M is small: a chain of selects vectorises where a gather does not.
-    picked = jnp.broadcast_to(values[0], level.shape)
-    for m in range(1, values.shape[0]):
-        picked = jnp.where(level == m, values[m], picked)
-    return picked
-
-
-def _settle(level: Int[Array, " P"], fits: list[Bool[Array, " P"]]) -> Int[Array, " P"]:
-    """Moves each candidate's choice down to the fastest level not above it that fits."""
-    for m in range(len(fits), 0, -1):
-        level = jnp.where((level == m) & ~fits[m - 1], m - 1, level)
-    return level
-
-
-def run_population(
-    table: MemoryTable,
-    weights: Int[Array, "N P"],
-    activations: Int[Array, "N P"],
-    *,
-    prefetch: int = 0,
-    rectify: bool = True,
-) -> MemoryRun:
-    """Runs P maps, population innermost; fields of the result end in P.
-
-    With `rectify` each map is rectified while it runs: what does not fit its level moves to the
-    next slower one, and `moved_units` is 0 exactly for valid maps. Without it the maps run as
-    they are and `moved_units` is 0 exactly for valid maps, else the number of overfull steps.
-
-    Why one pass suffices: when op i's outputs are placed, everything placed before was born
-    earlier, so its occupancy never rises after step i; and weights must fit beside the highest
-    peak so far.
-    """
-    n, population = activations.shape
-    levels = table.capacity_units.shape[0]
-    fast = range(1, levels)
-    zeros = jnp.zeros(population, jnp.int32)
-    seconds = jnp.zeros(population, jnp.float32)
-    capacity = table.capacity_units
-
-    def step(carry, row):
-        settled_w, settled_a, held, peak, resident, moved, clock, read, freed, free, starts = carry
-        i = row.op
-        for k in range(USES_PER_STEP):
-            source = jax.lax.dynamic_index_in_dim(settled_a, row.producer[k], 0, keepdims=False)
-            units = row.read_units[k].astype(jnp.float32)
-            read = read + units * _pick(source, table.read_s_per_unit)
-            freed = [
-                f + jnp.where(source == m, row.freed_units[k], 0)
-                for m, f in zip(fast, freed, strict=True)
-            ]
-        w = jax.lax.dynamic_index_in_dim(weights, i, 0, keepdims=False)
-        a = jax.lax.dynamic_index_in_dim(activations, i, 0, keepdims=False)
-        before_w, before_a = w, a
-        if rectify:
-            w = _settle(
-                w,
-                [
-                    r + p + row.weight_units <= capacity[m]
-                    for m, r, p in zip(fast, resident, peak, strict=True)
-                ],
-            )
-        resident = [
-            r + jnp.where(w == m, row.weight_units, 0) for m, r in zip(fast, resident, strict=True)
-        ]
-        if rectify:
-            a = _settle(
-                a,
-                [
-                    r + h + row.output_units <= capacity[m]
-                    for m, r, h in zip(fast, resident, held, strict=True)
-                ],
-            )
-            moved = moved + jnp.where(w == before_w, 0, row.weight_units)
-            moved = moved + jnp.where(a == before_a, 0, row.output_units)
-        held = [h + jnp.where(a == m, row.output_units, 0) for m, h in zip(fast, held, strict=True)]
-        peak = [jnp.maximum(p, h) for p, h in zip(peak, held, strict=True)]
-        dead = [jnp.where(a == m, row.dead_units, 0) for m in fast]
-        # Inputs that this op used last are dropped after it; on its earlier steps they only add up.
-        held = [
-            h - jnp.where(row.is_last, f + d, 0) for h, f, d in zip(held, freed, dead, strict=True)
-        ]
-        freed = [jnp.where(row.is_last, 0, f) for f in freed]
-
-        write = row.output_units.astype(jnp.float32) * _pick(a, table.write_s_per_unit)
-        load = row.weight_units.astype(jnp.float32) * _pick(w, table.read_s_per_unit)
-        if prefetch == 0:
-            body = jnp.maximum(row.compute_s, read + write + load) + row.launch_s
-            clock = clock + jnp.where(row.is_last, body, 0.0)
-        else:
-            body = jnp.maximum(row.compute_s, read + write) + row.launch_s
-            slot = jnp.mod(i, prefetch)
-            earliest = jax.lax.dynamic_index_in_dim(starts, slot, 0, keepdims=False)
-            streams = row.weight_units > 0
-            start = clock
-            for m in range(levels):
-                ready = jnp.maximum(free[m], earliest) + load
-                here = streams & (w == m)
-                free = [*free[:m], jnp.where(here, ready, free[m]), *free[m + 1 :]]
-                start = jnp.where(here, jnp.maximum(start, ready), start)
-            clock = jnp.where(row.is_last, start + body, clock)
-            starts = jax.lax.dynamic_update_index_in_dim(
-                starts, jnp.where(row.is_last, start, earliest), slot, 0
-            )
-        read = jnp.where(row.is_last, 0.0, read)
-        # Only the last step of an op may write: earlier steps and padding carry op 0.
-        put_w = jnp.where(row.is_last, w, before_w)
-        put_a = jnp.where(row.is_last, a, before_a)
-        target = jnp.where(row.is_last, i, n)
-        settled_w = settled_w.at[target].set(put_w, mode="drop")
-        settled_a = settled_a.at[target].set(put_a, mode="drop")
-        carry = (
-            settled_w, settled_a, held, peak, resident, moved, clock, read, freed, free, starts
-        )  # fmt: skip
-        return carry, None
-
-    rows = [zeros for _ in fast]
-    carry = (
-        weights,
-        activations,
-        list(rows),
-        list(rows),
-        list(rows),
-        zeros,
-        seconds,
-        seconds,
-        list(rows),
-        [seconds for _ in range(levels)] if prefetch else [],
-        jnp.zeros((prefetch, population), jnp.float32),
-    )
-    carry, _ = jax.lax.scan(step, carry, _rows(table))
-    settled_w, settled_a, _, peak, resident, moved, clock, *_ = carry
-    if not rectify:
-        over = [
-            (r + p > capacity[m]).astype(jnp.int32)
-            for m, r, p in zip(fast, resident, peak, strict=True)
-        ]
-        moved = sum(over, zeros)
-    return MemoryRun(clock, moved, settled_w, settled_a)
-
-
-class _Row(eqx.Module):
-    op: Array
-    is_last: Array
-    producer: Array
-    read_units: Array
-    freed_units: Array
-    weight_units: Array
-    output_units: Array
-    dead_units: Array
-    compute_s: Array
-    launch_s: Array
-
-
-def _rows(table: MemoryTable) -> _Row:
-    return _Row(
-        table.op,
-        table.is_last,
-        table.producer,
-        table.read_units,
-        table.freed_units,
-        table.weight_units,
-        table.output_units,
-        table.dead_units,
-        table.compute_s,
-        table.launch_s,
     )
 
 
@@ -306,59 +149,330 @@ def run(
     prefetch: int = 0,
     rectify: bool = True,
 ) -> MemoryRun:
-    """Runs one map; `vmap` over maps of one graph reaches `run_population` in one piece."""
+    """Runs one map, rectified first unless `rectify` is False; meant to be vmapped, over maps or
+    over tables of one shape or over both."""
+    fields = _batched(prefetch, rectify)(table, weights[None], activations[None])
+    return MemoryRun(*(field[0] for field in fields))
 
-    def plain(table, weights, activations):
-        out = run_population(
-            table, weights[:, None], activations[:, None], prefetch=prefetch, rectify=rectify
+
+@functools.cache
+def _batched(prefetch: int, rectify: bool) -> Any:
+    """(table, weights [P, N], activations [P, N]) -> fields of MemoryRun, [P, ...] each, with
+    the batching rules."""
+    simulate = functools.partial(_population, prefetch=prefetch, rectify=rectify)
+
+    @jax.custom_batching.custom_vmap
+    def maps(table, weights, activations):
+        return simulate(table, table.steps, weights, activations)
+
+    @maps.def_vmap
+    def _(size, batched, table, weights, activations):
+        if any(jax.tree.leaves(batched[0])):
+            arguments = _spread(size, batched, (table, weights, activations))
+            out = tables(*arguments)
+        else:
+            # A further axis of maps (seeds, islands) joins the first.
+            weights, activations = _spread(size, batched[1:], (weights, activations))
+            flat = [x.reshape(-1, x.shape[-1]) for x in (weights, activations)]
+            out = maps(table, *flat)
+            out = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), out)
+        return out, jax.tree.map(lambda _: True, out)
+
+    @jax.custom_batching.custom_vmap
+    def tables(table, weights, activations):
+        # All graphs take the steps of the longest: a shared count keeps the loop a plain one.
+        steps = jnp.max(table.steps)
+        return jax.vmap(simulate, in_axes=(0, None, 0, 0))(table, steps, weights, activations)
+
+    @tables.def_vmap
+    def _(size, batched, table, weights, activations):
+        if any(jax.tree.leaves(batched[0])):
+            arguments = _spread(size, batched, (table, weights, activations))
+            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), arguments)
+            out = tables(*flat)
+            out = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), out)
+        else:
+            weights, activations = _spread(size, batched[1:], (weights, activations))
+            graphs, n = weights.shape[1], weights.shape[-1]
+            flat = [jnp.swapaxes(x, 0, 1).reshape(graphs, -1, n) for x in (weights, activations)]
+            out = tables(table, *flat)
+            out = jax.tree.map(
+                lambda x: jnp.swapaxes(x.reshape(graphs, size, -1, *x.shape[2:]), 0, 1), out
+            )
+        return out, jax.tree.map(lambda _: True, out)
+
+    return maps
+
+
+def _spread(size: int, batched: Any, values: Any) -> Any:
+    """Gives every array that has no batch axis one."""
+    leaves, structure = jax.tree.flatten(values)
+    flags = jax.tree.leaves(batched)
+    spread = [
+        x if flag else jnp.broadcast_to(x, (size, *x.shape))
+        for flag, x in zip(flags, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, spread)
+
+
+def _population(
+    table: MemoryTable,
+    steps: Int[Array, ""],
+    weights: Int[Array, "P N"],
+    activations: Int[Array, "P N"],
+    *,
+    prefetch: int,
+    rectify: bool,
+) -> tuple[Array, Array, Array, Array]:
+    levels = _pack(weights, activations, table.capacity_units.shape[0]).T
+    if rectify:
+        levels, moved = _rectified(table, steps, levels)
+        settled = _split(levels.T)
+        weights, activations = (
+            jnp.where(table.op_mask, after.astype(jnp.int32), before)
+            for after, before in zip(settled, (weights, activations), strict=True)
         )
-        return jax.tree.map(lambda x: x[..., 0], out)
+    else:
+        moved = _overfull(table, steps, levels)
+    if prefetch:
+        seconds = _prefetched(table, steps, levels, prefetch)
+    else:
+        seconds = _roofline(table, steps, levels)
+    return seconds, moved, weights, activations
 
-    @jax.custom_batching.custom_vmap
-    def one(table, weights, activations):
-        return plain(table, weights, activations)
 
-    @one.def_vmap
-    def _(size, batched, table, weights, activations):
-        table_batched, weights_batched, activations_batched = batched
-        if any(jax.tree.leaves(table_batched)):
-            axes = jax.tree.map(lambda b: 0 if b else None, batched)
-            out = jax.vmap(plain, in_axes=axes)(table, weights, activations)
+# Both choices of an op share one small integer: rows are short, and one store keeps both.
+
+
+def _pack(weights: Array, activations: Array, levels: int) -> Array:
+    dtype = jnp.int8 if levels <= BYTE_LEVELS else jnp.int32
+    return _join(weights.astype(dtype), activations.astype(dtype))
+
+
+def _join(weights: Array, activations: Array) -> Array:
+    return weights * _base(weights) + activations
+
+
+def _split(packed: Array) -> tuple[Array, Array]:
+    # The base is a power of two: a mask and a shift.
+    base = _base(packed)
+    shift = jnp.asarray(int(base).bit_length() - 1, packed.dtype)
+    return packed >> shift, packed & (base - jnp.asarray(1, packed.dtype))
+
+
+def _base(packed: Array) -> np.integer:
+    return np.int8(16) if packed.dtype == jnp.int8 else np.int32(65536)
+
+
+def _row(array: Array, index: Array) -> Array:
+    return jax.lax.dynamic_index_in_dim(array, index, 0, False, allow_negative_indices=False)
+
+
+def _pick(level: Int[Array, " P"], values: Float[Array, " M"]) -> Float[Array, " P"]:
+    # M is small: a chain of selects vectorises where a gather does not.
+    picked = jnp.broadcast_to(values[0], level.shape)
+    for m in range(1, values.shape[0]):
+        picked = jnp.where(level == m, values[m], picked)
+    return picked
+
+
+def _at(level: Int[Array, " P"], m: int, units: Int[Array, ""]) -> Int[Array, " P"]:
+    return jnp.where(level == m, units, 0)
+
+
+def _settle(level: Int[Array, " P"], fits: list[Bool[Array, " P"]]) -> Int[Array, " P"]:
+    """Moves each candidate's choice down to the fastest level not above it that fits."""
+    for m in range(len(fits), 0, -1):
+        level = jnp.where((level == m) & ~fits[m - 1], jnp.asarray(m - 1, level.dtype), level)
+    return level
+
+
+def _loop(table: MemoryTable, steps: Int[Array, ""], body: Any, carry: Any, unroll: int) -> Any:
+    """Runs `body(step, row, carry)` over the steps in use; `row` is the table at that step."""
+    fields = {
+        name: value
+        for name, value in vars(table).items()
+        if name not in ("steps", "first_step", "capacity_units", "total_units", "op_mask")
+    }
+
+    def iteration(i: Array, carry: Any) -> Any:
+        for j in range(unroll):
+            step = i * unroll + j
+            carry = body(step, _Row(**{name: _row(x, step) for name, x in fields.items()}), carry)
+        return carry
+
+    return jax.lax.fori_loop(0, (steps + unroll - 1) // unroll, iteration, carry)
+
+
+class _Row(eqx.Module):
+    """A step of a `MemoryTable`."""
+
+    op: Array
+    is_first: Array
+    is_last: Array
+    producer: Array
+    freed_units: Array
+    weight_units: Array
+    output_units: Array
+    dead_units: Array
+    read_s: Array
+    write_s: Array
+    weight_s: Array
+    streams: Array
+    compute_s: Array
+    launch_s: Array
+
+
+def _overfull(
+    table: MemoryTable, steps: Int[Array, ""], levels: Int[Array, "N P"]
+) -> Int[Array, " P"]:
+    """The number of levels that do not hold what the maps put on them."""
+    fast = range(1, table.capacity_units.shape[0])
+
+    def step(_, row, carry):
+        used, most = carry
+        weight, activation = _split(_row(levels, row.op))
+        sources = [_split(_row(levels, row.producer[k]))[1] for k in range(USES_PER_STEP)]
+        used, most, placed = list(used), list(most), 0
+        for j, m in enumerate(fast):
+            stays = _at(weight, m, row.weight_units)
+            placed = used[j] + stays + _at(activation, m, row.output_units)
+            most[j] = jnp.maximum(most[j] + stays, placed)
+            used[j] = placed - _at(activation, m, row.dead_units)
+            for k, source in enumerate(sources):
+                used[j] = used[j] - _at(source, m, row.freed_units[k])
+        return used, most
+
+    zeros = jnp.zeros(levels.shape[1], jnp.int32)
+    rows = [zeros for _ in fast]
+    _, most = _loop(table, steps, step, (rows, rows), UNROLL)
+    over = [
+        (high > table.capacity_units[m]).astype(jnp.int32)
+        for m, high in zip(fast, most, strict=True)
+    ]
+    return sum(over, zeros)
+
+
+def _rectified(
+    table: MemoryTable, steps: Int[Array, ""], levels: Int[Array, "N P"]
+) -> tuple[Int[Array, "N P"], Int[Array, " P"]]:
+    """The rectified maps, and the units that moved.
+
+    One pass suffices: all that was placed before an op's outputs was born earlier, so from its
+    step on it only shrinks, and they fit if they fit beside what is held now (`used`). Weights
+    stay for the whole run and must fit beside the most that was ever held (`most`, with the
+    weights placed so far; before and after the step in hand no more is held than that).
+    """
+    fast = range(1, table.capacity_units.shape[0])
+    capacity = table.capacity_units
+    born = table.first_step[table.producer]
+    population = levels.shape[1]
+
+    def step(i, row, carry):
+        # A store is put off to the next step, before its loads: one that follows loads of the
+        # same step would make the compiler copy the whole buffer.
+        store, last, used, most, moved = carry
+        store = jax.lax.dynamic_update_index_in_dim(store, last, i, 0, allow_negative_indices=False)
+        wanted = _row(levels, row.op)
+        weight, activation = _split(wanted)
+        before = weight, activation
+        weight = _settle(
+            weight,
+            [high + row.weight_units <= capacity[m] for m, high in zip(fast, most, strict=True)],
+        )
+        stays = [_at(weight, m, row.weight_units) for m in fast]
+        activation = _settle(
+            activation,
+            [
+                now + stay + row.output_units <= capacity[m]
+                for m, now, stay in zip(fast, used, stays, strict=True)
+            ],
+        )
+        moved = moved + jnp.where(weight == before[0], 0, row.weight_units)
+        moved = moved + jnp.where(activation == before[1], 0, row.output_units)
+        # Row 0 is never read: step i is stored in row i + 1.
+        sources = [_split(_row(store, _row(born, i)[k] + 1))[1] for k in range(USES_PER_STEP)]
+        used, most = list(used), list(most)
+        for j, m in enumerate(fast):
+            placed = used[j] + stays[j] + _at(activation, m, row.output_units)
+            most[j] = jnp.maximum(most[j] + stays[j], placed)
+            used[j] = placed - _at(activation, m, row.dead_units)
+            for k, source in enumerate(sources):
+                used[j] = used[j] - _at(source, m, row.freed_units[k])
+        return store, _join(weight, activation), used, most, moved
+
+    store = jnp.zeros((table.op.shape[0] + 1, population), levels.dtype)
+    zeros = jnp.zeros(population, jnp.int32)
+    rows = [zeros for _ in fast]
+    carry = (store, store[0], rows, rows, zeros)
+    store, last, _, _, moved = _loop(table, steps, step, carry, 1)
+    store = jax.lax.dynamic_update_index_in_dim(store, last, steps, 0, allow_negative_indices=False)
+    return store[table.first_step + 1], moved
+
+
+def _roofline(
+    table: MemoryTable, steps: Int[Array, ""], levels: Int[Array, "N P"]
+) -> Float[Array, " P"]:
+    """Seconds of the maps when each op overlaps its compute with all its traffic."""
+
+    def step(_, row, carry):
+        clock, read = carry
+        weight, activation = _split(_row(levels, row.op))
+        read = _read(row, levels, read)
+        traffic = read + _pick(activation, row.write_s) + _pick(weight, row.weight_s)
+        body = jnp.maximum(row.compute_s, traffic) + row.launch_s
+        return clock + jnp.where(row.is_last, body, 0.0), read
+
+    zeros = jnp.zeros(levels.shape[1], jnp.float32)
+    clock, _ = _loop(table, steps, step, (zeros, zeros), UNROLL)
+    return clock
+
+
+def _prefetched(
+    table: MemoryTable, steps: Int[Array, ""], levels: Int[Array, "N P"], prefetch: int
+) -> Float[Array, " P"]:
+    """Seconds of the maps when weights stream ahead of their op by at most `prefetch` ops."""
+    count = table.capacity_units.shape[0]
+    population = levels.shape[1]
+    # With a window as long as the graph no op waits for the start of another.
+    window = prefetch if prefetch < table.op_mask.shape[0] else 0
+
+    def step(_, row, carry):
+        clock, read, free, starts, start, slot = carry
+        # Starts of the last ops in a ring; the store is put off to the next step (see above).
+        if window:
+            starts = jax.lax.dynamic_update_index_in_dim(
+                starts, start, slot, 0, allow_negative_indices=False
+            )
+            slot = jnp.mod(row.op, window)
+            earliest = _row(starts, slot)
+            slot = jnp.where(row.is_last, slot, window)
         else:
-            spread = [
-                x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-                for x, is_batched in (
-                    (weights, weights_batched),
-                    (activations, activations_batched),
-                )
-            ]
-            out = many(table, *spread)
-        return out, jax.tree.map(lambda _: True, out)
+            earliest = jnp.zeros(population, jnp.float32)
+        weight, activation = _split(_row(levels, row.op))
+        read = _read(row, levels, read)
+        start = clock
+        free = list(free)
+        for m in range(count):
+            here = row.streams & (weight == m)
+            ready = jnp.maximum(free[m], earliest) + row.weight_s[m]
+            free[m] = jnp.where(here, ready, free[m])
+            start = jnp.where(here, jnp.maximum(clock, ready), start)
+        body = jnp.maximum(row.compute_s, read + _pick(activation, row.write_s)) + row.launch_s
+        clock = jnp.where(row.is_last, start + body, clock)
+        return clock, read, free, starts, start, slot
 
-    def many_plain(table, weights, activations):
-        out = run_population(table, weights.T, activations.T, prefetch=prefetch, rectify=rectify)
-        return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), out)
+    zeros = jnp.zeros(population, jnp.float32)
+    starts = jnp.zeros((window + 1, population), jnp.float32)
+    slot = jnp.full((), window, jnp.int32)
+    free = [zeros for _ in range(count)]
+    clock, *_ = _loop(table, steps, step, (zeros, zeros, free, starts, zeros, slot), 1)
+    return clock
 
-    @jax.custom_batching.custom_vmap
-    def many(table, weights, activations):
-        return many_plain(table, weights, activations)
 
-    @many.def_vmap
-    def _(size, batched, table, weights, activations):
-        # A second batch axis (seeds over populations) joins the first.
-        table_batched, *rest = batched
-        if any(jax.tree.leaves(table_batched)):
-            axes = jax.tree.map(lambda b: 0 if b else None, batched)
-            out = jax.vmap(many_plain, in_axes=axes)(table, weights, activations)
-        else:
-            spread = [
-                x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-                for x, is_batched in zip((weights, activations), rest, strict=True)
-            ]
-            population = spread[0].shape[1]
-            flat = [x.reshape(size * population, x.shape[2]) for x in spread]
-            out = many(table, *flat)
-            out = jax.tree.map(lambda x: x.reshape(size, population, *x.shape[1:]), out)
-        return out, jax.tree.map(lambda _: True, out)
-
-    return one(table, weights, activations)
+def _read(row: Any, levels: Int[Array, "N P"], read: Float[Array, " P"]) -> Float[Array, " P"]:
+    """Seconds to read the inputs of the op at hand, up to the uses of this step."""
+    read = jnp.where(row.is_first, 0.0, read)
+    for k in range(USES_PER_STEP):
+        read = read + _pick(_split(_row(levels, row.producer[k]))[1], row.read_s[k])
+    return read

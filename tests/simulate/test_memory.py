@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from egx.simulate.memory import memory_table, num_steps, run
+from egx.simulate.memory import memory_table, run
 from tests.oracles import memory_oracle as oracle
 from tests.simulate import cases
 
@@ -19,9 +19,9 @@ MAPS = 6
 VARIANTS = ((1, 0), (2, 0), (3, 0), (4, 0), (1, 2), (2, 1), (3, 2), (4, 3), (2, 10), (3, 11))
 
 
-@functools.partial(jax.jit, static_argnames=("prefetch", "steps", "rectify"))
-def simulate(graph, hardware, capacity, weights, activations, *, prefetch, steps, rectify=True):
-    table = memory_table(graph, hardware, capacity, steps)
+@functools.partial(jax.jit, static_argnames=("prefetch", "rectify"))
+def simulate(graph, hardware, capacity, weights, activations, *, prefetch, rectify=True):
+    table = memory_table(graph, hardware, capacity)
     one = functools.partial(run, table, prefetch=prefetch, rectify=rectify)
     return jax.vmap(one)(weights, activations), table.total_units
 
@@ -30,10 +30,9 @@ def compare(graph, hardware, weights, activations, prefetch):
     """Runs [P, N] maps both ways; N may include padding."""
     case = oracle.Case.of(graph, hardware)
     capacity = hardware.capacity_units(graph.unit_bytes)[0]
-    steps = num_steps(graph)
     arguments = (graph, hardware, capacity, weights, activations)
-    settled, total = simulate(*arguments, prefetch=prefetch, steps=steps)
-    raw, _ = simulate(*arguments, prefetch=prefetch, steps=steps, rectify=False)
+    settled, total = simulate(*arguments, prefetch=prefetch)
+    raw, _ = simulate(*arguments, prefetch=prefetch, rectify=False)
     assert int(total) == sum(case.weight_units) + sum(case.tensor_units)
     verdicts = []
     for p in range(len(weights)):
@@ -64,8 +63,9 @@ def test_agrees_with_oracle_on_padded_graphs(levels, prefetch):
     @given(data=st.data())
     def check(data):
         unit = data.draw(st.sampled_from([1, 1, 4]))
-        graph = data.draw(cases.graphs(unit_bytes=unit))
-        hardware = data.draw(cases.machines(levels))
+        spec = data.draw(cases.graphs())
+        graph = cases.build(*spec, unit_bytes=unit, pad_to=cases.PADDED)
+        hardware = cases.machine(**data.draw(cases.machines(levels)))
         level = st.integers(0, levels - 1)
         maps = st.lists(
             st.lists(level, min_size=cases.PADDED[0], max_size=cases.PADDED[0]),
@@ -90,8 +90,9 @@ def test_counts_bytes_exactly_above_16_mib(levels):
     @given(data=st.data())
     def check(data):
         base = data.draw(st.sampled_from([16 * cases.MIB, 17 * cases.MIB + 1]))
-        graph = data.draw(cases.graphs(unit_bytes=1, base=base))
-        hardware = data.draw(cases.machines(levels, base=base))
+        spec = data.draw(cases.graphs(base=base))
+        graph = cases.build(*spec, unit_bytes=1, pad_to=cases.PADDED)
+        hardware = cases.machine(**data.draw(cases.machines(levels, base=base)))
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
         maps = cases.random_maps(rng, cases.PADDED[0], levels, MAPS)
         seen.extend(compare(graph, hardware, *maps, 0))
@@ -158,7 +159,6 @@ def outcome(graph, hardware, weights, activations, prefetch=0):
         np.asarray([weights], np.int32),
         np.asarray([activations], np.int32),
         prefetch=prefetch,
-        steps=num_steps(graph),
     )
     return jax.tree.map(lambda x: np.asarray(x[0]).tolist(), settled)
 
