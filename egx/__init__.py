@@ -1,24 +1,37 @@
 """Find the best way to run a neural network's computation graph on given hardware."""
 
-from egx import hardware, zoo
-from egx.api import load, optimize
+from egx import errors, hardware, zoo
+from egx.api import compare, optimize, optimize_seeds
+from egx.baselines.exact import ExactSolution, exact
+from egx.comparison import Comparison
 from egx.graph.builder import GraphBuilder
 from egx.graph.graph import Graph, Model
 from egx.hardware.spec import Hardware
+from egx.loading import load
+from egx.policies.loading import load_policy
 from egx.problems.memory_placement import MemoryPlacement
 from egx.search.registry import searches
 from egx.training.result import Result
+from egx.training.trainer import train
 
 __all__ = [
+    "Comparison",
+    "ExactSolution",
     "Graph",
     "GraphBuilder",
     "Hardware",
     "MemoryPlacement",
     "Model",
     "Result",
+    "compare",
+    "errors",
+    "exact",
     "hardware",
     "load",
+    "load_policy",
     "optimize",
+    "optimize_seeds",
     "searches",
+    "train",
     "zoo",
 ]

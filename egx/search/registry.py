@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
 
 from egx.errors import SearchError
 from egx.search.base import AbstractSearch
 from egx.search.random import RandomSearch
 
-SEARCHES: dict[str, type[AbstractSearch]] = {"random": RandomSearch}
+# A class, or a function whose return annotation is the class.
+SEARCHES: dict[str, Callable[..., AbstractSearch]] = {"random": RandomSearch}
 
 
 def searches() -> tuple[str, ...]:
     """The names that `make_search` knows, in alphabetical order."""
     return tuple(sorted(SEARCHES))
+
+
+def search_options(name: str) -> tuple[str, ...]:
+    """The options of a searcher: its fields, and those of its parts as `part.field`."""
+    make = _maker(name)
+    kind = make if isinstance(make, type) else get_type_hints(make)["return"]
+    options = []
+    for field in dataclasses.fields(kind):
+        if not field.init:
+            continue
+        options.append(field.name)
+        part = field.default_factory
+        if part is not dataclasses.MISSING and dataclasses.is_dataclass(part):
+            options += [f"{field.name}.{inner.name}" for inner in dataclasses.fields(part)]
+    return tuple(options)
 
 
 def close_to(name: str, known: tuple[str, ...]) -> str:
@@ -25,28 +41,78 @@ def close_to(name: str, known: tuple[str, ...]) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
-def make_search(name: str, options: Mapping[str, Any] | None = None) -> AbstractSearch:
-    """The searcher called `name`, its fields set by `options`.
-
-    Raises:
-        SearchError: for an unknown name (with the closest known ones), or an unknown or
-            impossible option.
-    """
-    options = dict(options or {})
+def _maker(name: str) -> Callable[..., AbstractSearch]:
     if name not in SEARCHES:
         known = searches()
         raise SearchError(
             f"no searcher is named {name!r}{close_to(name, known)} (known: {', '.join(known)})"
         )
-    kind = SEARCHES[name]
-    fields = tuple(f.name for f in dataclasses.fields(kind) if f.init)
+    return SEARCHES[name]
+
+
+def make_search(
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    budget: int | None = None,
+    policy: Any = None,
+) -> AbstractSearch:
+    """The searcher called `name`.
+
+    Args:
+        name: one of `searches()`.
+        options: values of its fields; `part.field` reaches into a part.
+        budget: the run's budget, for searchers that plan with it; `options` go first.
+        policy: a trained policy to start from.
+
+    Raises:
+        SearchError: for an unknown name (with the closest known ones), or an unknown or
+            impossible option.
+    """
+    make, known, options = _maker(name), search_options(name), dict(options or {})
     for option in options:
-        if option not in fields:
-            takes = ", ".join(fields) or "no options"
+        if option not in known:
+            takes = ", ".join(known) or "no options"
             raise SearchError(
-                f"{name} has no option {option!r}{close_to(option, fields)} (it takes {takes})"
+                f"{name} has no option {option!r}{close_to(str(option), known)} (it takes {takes})"
             )
+    if budget is not None and "budget" in known:
+        options.setdefault("budget", float(budget))
+    if policy is not None:
+        if "policy" not in known:
+            raise SearchError(f"{name} has no policy to start from")
+        options["policy"] = policy
+    whole = {option: value for option, value in options.items() if "." not in option}
     try:
-        return kind(**options)
+        search = make(**whole)
+        for option, value in options.items():
+            if option not in whole:
+                part, field = option.split(".")
+                changed = dataclasses.replace(getattr(search, part), **{field: value})
+                search = dataclasses.replace(search, **{part: changed})
     except (TypeError, ValueError) as error:
+        if isinstance(error, SearchError):
+            raise
         raise SearchError(f"{name} cannot be made with {options}: {error}") from error
+    return search
+
+
+def find_search(
+    algorithm: str | AbstractSearch,
+    options: Mapping[str, Any] | None = None,
+    *,
+    budget: int | None = None,
+    policy: Any = None,
+) -> tuple[AbstractSearch, str]:
+    """A searcher and the name to show, from a name with options as in `make_search`, or from a
+    searcher, which takes none."""
+    if isinstance(algorithm, str):
+        return make_search(algorithm, options, budget=budget, policy=policy), algorithm
+    if not isinstance(algorithm, AbstractSearch):
+        raise SearchError(f"algorithm must be a name or a searcher, got {algorithm!r}")
+    if options or policy is not None:
+        raise SearchError(
+            "options and policy set the fields of a searcher given by name; "
+            f"give them to {type(algorithm).__name__} itself"
+        )
+    return algorithm, type(algorithm).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
 import inspect
 import platform
@@ -36,6 +37,16 @@ def versions() -> dict[str, str]:
     """The versions of what results may depend on."""
     packages = ("egx", "jax", "jaxlib", "equinox", "numpy")
     return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
+
+
+def provenance(problem: AbstractProblem) -> Plain:
+    """Where, when and on what a result was made."""
+    return {
+        "versions": versions(),
+        "device": jax.devices()[0].device_kind,
+        "problem": problem_identity(problem),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
 
 
 def arrays_digest(tree: Any) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import equinox as eqx
@@ -15,11 +14,11 @@ import numpy as np
 
 from egx.errors import SearchError
 from egx.problems.base import AbstractProblem
-from egx.search.base import AbstractSearch
+from egx.search.base import AbstractSearch, State
 from egx.training.checkpoint import RunCheckpoints
 from egx.training.devices import make_mesh
 from egx.training.generation import CHUNK_ROWS, WORST_COST, Row
-from egx.training.identity import Plain, problem_identity, search_identity, versions
+from egx.training.identity import Plain, provenance, search_identity
 from egx.training.progress import Progress, ProgressCallback, StopFlag, listener
 from egx.training.records import Records, SinkLike, open_records
 from egx.training.result import History, Result
@@ -68,6 +67,24 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
 
 
 def run(
+    search: AbstractSearch, problem: AbstractProblem, *, seeds: Sequence[int], **arguments: Any
+) -> list[Result]:
+    """Spends exactly the budget for each seed, all seeds in one program; a result per seed.
+
+    The arguments are those of `run_session`.
+    """
+    return run_session(search, problem, seeds=seeds, **arguments)[0]
+
+
+def run_one(
+    search: AbstractSearch, problem: AbstractProblem, *, seed: int = 0, **arguments: Any
+) -> tuple[Result, State]:
+    """One seed, and the searcher's state at the end."""
+    results, states = run_session(search, problem, seeds=[seed], **arguments)
+    return results[0], jax.tree.map(lambda x: x[0] if eqx.is_array(x) else x, states)
+
+
+def run_session(
     search: AbstractSearch,
     problem: AbstractProblem,
     *,
@@ -79,12 +96,12 @@ def run(
     time_limit_s: float | None = None,
     progress: bool | ProgressCallback = False,
     records: SinkLike | Sequence[SinkLike] = (),
-    checkpoint_dir: str | Path | None = None,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
     checkpoint_every_s: float = 30.0,
     resume: bool = False,
     devices: int | Sequence[jax.Device] | None = None,
-) -> list[Result]:
-    """Spends exactly `budget` evaluations per seed, all seeds in one program; a result per seed.
+) -> tuple[list[Result], State]:
+    """The results, and the searcher's states with a leading axis for the seeds.
 
     `egx.optimize` documents the arguments.
 
@@ -100,20 +117,8 @@ def run(
         check_seeds(seeds),
         _check_time_limit(time_limit_s),
     )
-    repeats = whole_number("repeats", repeats, 1, 10**6)
-    if repeats > 1 and evaluator is None:
-        raise SearchError("repeats needs an evaluator: the simulator gives the same cost again")
-    if evaluator is not None and not callable(evaluator):
-        raise SearchError(f"evaluator must be callable, got {evaluator!r}")
     search.check(problem)
-    stepper: Stepper
-    if evaluator is None:
-        mesh = None if devices is None else make_mesh(devices)
-        stepper = Simulated(search, problem, plan.seeds, mesh)
-    elif devices is None:
-        stepper = Measured(search, problem, plan.seeds, evaluator, repeats)
-    else:
-        raise SearchError("devices spread the simulator; with an evaluator there is none to spread")
+    stepper = _stepper(plan, evaluator, repeats, devices)
     checkpoints = RunCheckpoints.open(
         checkpoint_dir,
         resume=resume,
@@ -125,6 +130,25 @@ def run(
     )
     with checkpoints, open_records(records) as sink, listener(progress) as show:
         return _Session(plan, stepper, checkpoints, sink, show).run()
+
+
+def _stepper(
+    plan: Plan,
+    evaluator: Evaluator | None,
+    repeats: int,
+    devices: int | Sequence[jax.Device] | None,
+) -> Stepper:
+    repeats = whole_number("repeats", repeats, 1, 10**6)
+    if evaluator is None:
+        if repeats > 1:
+            raise SearchError("repeats needs an evaluator: the simulator gives the same cost again")
+        mesh = None if devices is None else make_mesh(devices)
+        return Simulated(plan.search, plan.problem, plan.seeds, mesh)
+    if not callable(evaluator):
+        raise SearchError(f"evaluator must be callable, got {evaluator!r}")
+    if devices is not None:
+        raise SearchError("devices spread the simulator; with an evaluator there is none to spread")
+    return Measured(plan.search, plan.problem, plan.seeds, evaluator, repeats)
 
 
 def _check_time_limit(time_limit_s: float | None) -> float | None:
@@ -155,7 +179,7 @@ class _Session:
         self.compile_s = 0.0
         self.began = time.perf_counter()
 
-    def run(self) -> list[Result]:
+    def run(self) -> tuple[list[Result], State]:
         plan = self.plan
         saved = self.checkpoints.metadata(plan.budget)
         if saved is not None:
@@ -171,7 +195,7 @@ class _Session:
             state, reason = self._advance(state)
         finally:
             self.records.close()
-        return self._results(state, reason)
+        return self._results(state, reason), state.states
 
     def _advance(self, state: RunState) -> tuple[RunState, Reason | None]:
         plan, size = self.plan, 1
@@ -233,11 +257,9 @@ class _Session:
 
     def _provenance(self) -> Plain:
         return {
-            "versions": versions(),
-            "device": jax.devices()[0].device_kind,
-            "problem": problem_identity(self.plan.problem),
+            **provenance(self.plan.problem),
             "measured": isinstance(self.stepper, Measured),
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "seeds_together": len(self.plan.seeds),
         }
 
     def _header(self) -> Plain:
@@ -262,9 +284,9 @@ class _Session:
         plan, problem = self.plan, self.stepper.problem
         rows: Row = jax.tree.map(lambda *parts: np.concatenate(parts), *state.rows)
         best = jax.tree.map(np.asarray, state.states.best)
-        provenance = self._provenance()
+        origin = self._provenance()
         if isinstance(self.stepper, Measured) and self.stepper.complaint:
-            provenance["last_failure"] = self.stepper.complaint
+            origin["last_failure"] = self.stepper.complaint
         reference = {name: np.asarray(value) for name, value in problem.reference.items()}
         reference_cost = float(problem.reference_cost)
         results = []
@@ -300,7 +322,7 @@ class _Session:
                 compile_seconds=self.compile_s,
                 history=history,
                 interrupted=reason,
-                provenance=provenance,
+                provenance=origin,
             )
             results.append(result)
         return results

@@ -82,6 +82,11 @@ class Result:
             return None
         return max(self.cost / self.bound - 1.0, 0.0)
 
+    @property
+    def runs_together(self) -> int:
+        """Seeds that ran in one program with this one, so that `seconds` is of all of them."""
+        return int(self.provenance.get("seeds_together", 1))
+
     def with_bound(self, bound: float | None, status: BoundStatus | None) -> Result:
         """The same result beside a lower bound that was found elsewhere."""
         if (bound is None) != (status is None) or status not in (*BOUND_STATUSES, None):

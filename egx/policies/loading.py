@@ -1,0 +1,26 @@
+"""Policies from their files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from egx.policies import POLICIES
+from egx.policies.base import AbstractPolicy
+from egx.policies.files import read_policy
+
+
+def load_policy(
+    path: str | os.PathLike[str], *, kinds: Sequence[type[AbstractPolicy]] = ()
+) -> AbstractPolicy:
+    """The policy that `policy.save(path)` wrote.
+
+    Args:
+        path: the file.
+        kinds: classes of your own that it may be of, beside those of egx.
+
+    Raises:
+        CheckpointError: if the file is missing, damaged, of another version or of no known class.
+    """
+    known = [*POLICIES.values(), *kinds]
+    return read_policy(path, {kind.__name__: kind for kind in known})

@@ -1,0 +1,99 @@
+"""Training a policy on problems, by the searchers that have one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from egx.errors import SearchError
+from egx.policies.base import AbstractPolicy
+from egx.problems.base import AbstractProblem
+from egx.search.base import State
+from egx.search.registry import find_search
+from egx.training.generation import concrete
+from egx.training.loop import run_one, whole_number
+from egx.training.progress import ProgressCallback
+
+
+@runtime_checkable
+class TrainsPolicy(Protocol):
+    """A searcher that leaves a trained network behind."""
+
+    def best_policy(self, state: State) -> AbstractPolicy:
+        """The network of the run that did best."""
+
+
+def train(
+    problems: AbstractProblem | Sequence[AbstractProblem],
+    algorithm: str = "egrl",
+    *,
+    budget: int = 4000,
+    rounds: int | None = None,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+    policy: AbstractPolicy | None = None,
+    progress: bool | ProgressCallback = False,
+) -> AbstractPolicy:
+    """Trains a policy on one or several problems, for use on those and on others.
+
+    With several problems the searcher visits them in turn, each time going on from the policy so
+    far. Of all policies met on the way, the one whose greedy decisions have the highest mean
+    reward over all problems is returned; that choice counts no evaluations.
+
+    Args:
+        problems: what to train on; their decisions must be of the same kinds.
+        algorithm: a searcher that trains a network: "egrl", "pg", ...
+        budget: evaluations per problem.
+        rounds: visits to each problem, which share its budget; 1 for one problem, else 4.
+        seed, options, policy, progress: as in `optimize`.
+
+    Raises:
+        SearchError: for a searcher without a network, or an impossible argument.
+    """
+    visited = [problems] if isinstance(problems, AbstractProblem) else list(problems)
+    if not visited:
+        raise SearchError("train needs at least one problem")
+    rounds = whole_number("rounds", rounds or (1 if len(visited) == 1 else 4), 1, budget)
+    best, best_reward = policy, -math.inf
+    if policy is not None:
+        best_reward = mean_reward(policy, visited)
+    for turn in range(rounds):
+        spend = budget * (turn + 1) // rounds - budget * turn // rounds
+        for index, problem in enumerate(visited):
+            search, name = find_search(algorithm, options, budget=spend, policy=policy)
+            if not isinstance(search, TrainsPolicy):
+                raise SearchError(f"{name} trains no policy")
+            number = turn * len(visited) + index
+            run_seed = int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
+            result, state = run_one(
+                search,
+                problem,
+                budget=max(spend, 1),
+                seed=seed if number == 0 else run_seed,
+                name=f"{name}, round {turn + 1} of {rounds}",
+                progress=progress,
+            )
+            policy = search.best_policy(state)
+            reward = mean_reward(policy, visited)
+            if best is None or reward > best_reward:
+                best, best_reward = policy, reward
+            if result.interrupted:
+                return best
+    assert best is not None  # there was at least one problem and one round
+    return best
+
+
+def mean_reward(policy: AbstractPolicy, problems: Sequence[AbstractProblem]) -> float:
+    """The mean reward of a policy's greedy decisions."""
+    rewards = [_greedy_reward(concrete(policy), concrete(problem)) for problem in problems]
+    return float(np.mean([float(reward) for reward in rewards]))
+
+
+@eqx.filter_jit
+def _greedy_reward(policy: AbstractPolicy, problem: AbstractProblem) -> jax.Array:
+    return problem.evaluate(policy.decide(problem)).reward
