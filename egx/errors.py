@@ -31,3 +31,7 @@ class CheckpointError(EgxError, ValueError):
 
 class MissingExtraError(EgxError, ImportError):
     """An optional dependency that is not installed; the message says how to install it."""
+
+
+class InternalError(EgxError, RuntimeError):
+    """Two results that contradict each other, so that neither can be trusted: a defect of egx."""
