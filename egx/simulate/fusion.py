@@ -1,0 +1,139 @@
+"""Which ops are fused into one, and what such a cluster costs (semantics 4.4).
+
+Shapes: N ops, U uses, D devices, P candidates (innermost).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from egx.graph.graph import CONTRACTION, OPAQUE, REDUCTION, Graph
+from egx.simulate.batching import over_population
+from egx.simulate.execution_table import ExecutionTable, put, roofline_s, take
+
+LARGEST = 64
+# A cluster's size and, far above it, whether it holds a contraction: one number to look up.
+_HOLDS_CONTRACTION = 1024
+
+
+def clusters(graph: Graph, fusion: Int[Array, " N"]) -> Int[Array, " N"]:
+    """The root of each op's cluster: its last op, the op itself where nothing is fused.
+
+    Padding keeps to itself.
+    """
+    return over_population(lambda g, f: cluster_roots(g, f.T).T)(graph, fusion)
+
+
+def cluster_roots(graph: Graph, fusion: Int[Array, "N P"]) -> Int[Array, "N P"]:
+    """`clusters` of P candidates, population innermost."""
+    n, uses = graph.num_ops, graph.num_uses
+    population = fusion.shape[1]
+    every = jnp.arange(n, dtype=jnp.int32)
+    alone = jnp.broadcast_to(every[:, None], (n, population))
+    if uses == 0:
+        return alone
+    lane = jnp.arange(population, dtype=jnp.int32)
+    producer = jnp.where(graph.use_mask, graph.use_producer(), n - 1)
+    held = jnp.zeros(n, bool).at[graph.tensor_producer].max(graph.tensor_is_output)
+    joins = ~held & (graph.op_class != REDUCTION) & (graph.op_class != OPAQUE)
+    is_opaque = graph.op_class == OPAQUE
+    # Uses by producer, the last producer first; a producer's uses stand together.
+    order = jnp.argsort(jnp.where(graph.use_mask, -producer, 1), stable=True)
+    producer, consumer = producer[order], graph.use_consumer[order]
+    real = graph.use_mask[order]
+    differs = jnp.append(producer[1:] != producer[:-1], True)
+    is_last = differs | jnp.append(~real[1:], True)
+    is_first = jnp.append(True, differs[:-1])
+    count = jnp.sum(real, dtype=jnp.int32)
+
+    def visit(level: Array, k: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        root, weight, target, together = carry
+        v, c = producer[k], consumer[k]
+        # What v joined earlier may have joined another cluster since; it was visited before v,
+        # so one look brings v up to date, and every later op already is.
+        own = jax.lax.dynamic_index_in_dim(root, v, 0, keepdims=False)
+        own = take(root.reshape(-1), own * population + lane)
+        reads = jax.lax.dynamic_index_in_dim(root, c, 0, keepdims=False)
+        together = jnp.where(is_first[k], True, together & (reads == target))
+        target = jnp.where(is_first[k], reads, target)
+
+        mine = jax.lax.dynamic_index_in_dim(weight, v, 0, keepdims=False)
+        at = target * population + lane
+        theirs = take(weight.reshape(-1), at)
+        both = mine + theirs
+        fits = (both < 2 * _HOLDS_CONTRACTION) & (both % _HOLDS_CONTRACTION <= LARGEST)
+        asked = jax.lax.dynamic_index_in_dim(fusion, v, 0, keepdims=False) == level
+        join = asked & together & fits & joins[v] & is_last[k] & ~take(is_opaque, target)
+        weight = put(weight.reshape(-1), at, jnp.where(join, both, theirs)).reshape(weight.shape)
+        own = jnp.where(join, target, own)
+        root = jax.lax.dynamic_update_index_in_dim(root, own, v, 0)
+        return root, weight, target, together
+
+    def one_level(passed: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        nowhere = jnp.zeros(population, jnp.int32)
+        start = (*carry, nowhere, jnp.ones(population, bool))
+        level = highest - passed
+        out = jax.lax.fori_loop(0, count, lambda k, c: visit(level, k, c), start)
+        return out[0], out[1]
+
+    highest = jnp.max(fusion)
+    weight = jnp.where(graph.op_class == CONTRACTION, _HOLDS_CONTRACTION + 1, 1)
+    weight = jnp.broadcast_to(weight.astype(jnp.int32)[:, None], (n, population))
+    root, _ = jax.lax.fori_loop(0, highest, one_level, (alone, weight))
+    return root
+
+
+def cluster_seconds(
+    table: ExecutionTable, device: Int[Array, "N P"], root: Int[Array, "N P"]
+) -> Float[Array, "N P"]:
+    """Seconds of each cluster on its root's device, at the root's entry.
+
+    Compute adds up in the order of ops, whatever the batch: what a search ranks by must not
+    depend on it.
+    """
+    n, population = device.shape
+    lane = jnp.arange(population, dtype=jnp.int32)
+    on = jnp.take_along_axis(device, root, 0)
+
+    def per_device(values: Float[Array, " D"]) -> Float[Array, "N P"]:
+        return values[device]
+
+    def add_op(carry, i):
+        compute, weights = carry
+        at = root[i] * population + lane
+        compute = put(compute, at, take(compute, at) + take(table.compute_s[i], on[i]))
+        weights = put(weights, at, take(weights, at) + table.weight_units[i])
+        return (compute, weights), None
+
+    zeros = jnp.zeros(n * population, jnp.int32)
+    start = (zeros.astype(jnp.float32), zeros)
+    (compute, read), _ = jax.lax.scan(add_op, start, jnp.arange(n, dtype=jnp.int32))
+
+    def add_use(carry, use):
+        read, seen = carry
+        tensor = table.use_tensor[use]
+        safe = jnp.minimum(tensor, table.num_tensors - 1)
+        consumer = jnp.minimum(table.use_consumer[use], n - 1)
+        reader = root[consumer]
+        outside = (root[table.tensor_producer[safe]] != reader) & table.use_mask[use]
+        at = reader * population + lane
+        new = outside & (take(seen, at) != tensor)
+        seen = put(seen, at, jnp.where(new, tensor, take(seen, at)))
+        return (
+            put(read, at, take(read, at) + jnp.where(new, table.tensor_units[safe], 0)),
+            seen,
+        ), None
+
+    # A tensor's uses stand together, so one mark a cluster tells whether it was counted.
+    (read, _), _ = jax.lax.scan(add_use, (read, zeros - 1), table.by_tensor)
+    return roofline_s(
+        compute.reshape(n, population),
+        read.reshape(n, population),
+        table.output_units[:, None],
+        table.unit_bytes,
+        per_device(table.read_bytes_per_s),
+        per_device(table.write_bytes_per_s),
+        per_device(table.launch_s),
+    )
