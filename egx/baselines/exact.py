@@ -43,6 +43,8 @@ PROVED = 1e-6
 SOLVER_MARGIN = 2.5e-7
 """What a bound from HiGHS's branch and bound is lowered by, relative to the latency."""
 
+RESCALE = 0.75
+
 SOLVERS = ("highs", "cp-sat")
 
 Levels = tuple[np.ndarray, np.ndarray]
@@ -129,10 +131,16 @@ def exact(
     best = min((to_levels(instance, plan) for plan in plans), key=lambda p: latency(instance, *p))
     bound = combinatorial_bound(instance)
     stop = max(relative_gap, PROVED)
-    if left() > 0 and not _closed(instance, best, bound, stop):
-        program = build_program(instance, scale_s=latency(instance, *best) / SCALED_LATENCY)
+    while left() > 0 and not _closed(instance, best, bound, stop):
+        known = latency(instance, *best)
+        program = build_program(instance, scale_s=known / SCALED_LATENCY)
         _check_program(program, best)
-        best, bound = _solve(problem, program, best, bound, solver, stop, left)
+        best, proven = _solve(problem, program, best, bound, solver, stop, left)
+        bound = max(bound, proven)
+        # The solver's tolerances were relative to the plan known before: after a large step they
+        # are too coarse to prove the new one.
+        if latency(instance, *best) > RESCALE * known:
+            break
     return _solution(problem, instance, best, bound, solver, began)
 
 

