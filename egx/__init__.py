@@ -9,6 +9,7 @@ from egx.graph.graph import Graph, Model
 from egx.hardware.spec import Hardware
 from egx.loading import load
 from egx.policies.loading import load_policy
+from egx.problems.execution import Execution
 from egx.problems.memory_placement import MemoryPlacement
 from egx.search.registry import searches
 from egx.training.result import Result
@@ -17,6 +18,7 @@ from egx.training.trainer import train
 __all__ = [
     "Comparison",
     "ExactSolution",
+    "Execution",
     "Graph",
     "GraphBuilder",
     "Hardware",

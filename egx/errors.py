@@ -17,6 +17,10 @@ class HardwareError(EgxError, ValueError):
     """A machine description with a missing, unknown or impossible entry."""
 
 
+class ProblemError(EgxError, ValueError):
+    """A problem whose options are unknown, malformed or exclude each other."""
+
+
 class DecisionError(EgxError, ValueError):
     """Decisions of a wrong name, shape, type or range."""
 

@@ -113,18 +113,23 @@ def check_decisions(
     problem: AbstractProblem,
     decisions: Mapping[str, Array],
     *,
-    optional: frozenset[str] = frozenset(),
+    optional: Mapping[str, Head] | None = None,
 ) -> Decisions:
-    """Returns the decisions as arrays of the right type, or says what is wrong with them."""
+    """Returns the decisions as arrays of the right type, or says what is wrong with them.
+
+    `optional` are decisions that are checked where they are given and may be left out.
+    """
     heads = problem.heads
-    unknown = sorted(set(decisions) - set(heads) - optional)
+    known = {**(optional or {}), **heads}
+    unknown = sorted(set(decisions) - set(known))
     if unknown:
-        raise DecisionError(f"unknown decisions {unknown}; this problem takes {sorted(heads)}")
+        raise DecisionError(f"unknown decisions {unknown}; this problem takes {sorted(known)}")
     checked = {}
-    for name, head in heads.items():
-        if name not in decisions:
+    for name, head in known.items():
+        if name in decisions:
+            checked[name] = check_decision(name, head, problem.length(head), decisions[name])
+        elif name in heads:
             raise DecisionError(f"decision {name!r} is missing; this problem takes {sorted(heads)}")
-        checked[name] = check_decision(name, head, problem.length(head), decisions[name])
     return checked
 
 

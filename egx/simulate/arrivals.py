@@ -23,15 +23,15 @@ FANOUT = 1 << FANOUT_BITS
 class Slots(eqx.Module):
     """Where each op stands in the tree of its device, and each level's first slot per device."""
 
-    local: Int[Array, " N+1*P"]
-    op: Int[Array, " S*P"]
+    local: Int[Array, " _"]
+    op: Int[Array, " _"]
     first: tuple[Int[Array, "D P"], ...]
 
 
 class Waiting(eqx.Module):
     """Minima by level, leaves first, and each device's earliest arrival; inf for none."""
 
-    levels: tuple[Float[Array, " S*P"], ...]
+    levels: tuple[Float[Array, " _"], ...]
     earliest: Float[Array, "D P"]
 
 

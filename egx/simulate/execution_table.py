@@ -21,21 +21,22 @@ FEW_ROWS = 8
 
 
 class ExecutionTable(eqx.Module):
-    """What the loops read. Entry N of an op axis and U of a use axis stand for nothing."""
+    """What the loops read. Entry N of an op axis and U of a use axis stand for nothing: axes N1
+    and U1 are one longer. Link `source * D + target` is an entry of the axis DD."""
 
-    op_seconds: Float[Array, "N+1 D"]
+    op_seconds: Float[Array, "N1 D"]
     compute_s: Float[Array, "N D"]
-    first_row: Int[Array, " N+1"]
-    row_use: Int[Array, " R+1"]
-    row_is_last: Bool[Array, " R+1"]
+    first_row: Int[Array, " N1"]
+    row_use: Int[Array, " R1"]
+    row_is_last: Bool[Array, " R1"]
     num_rows: Int[Array, ""]
-    use_consumer: Int[Array, " U+1"]
-    use_tensor: Int[Array, " U+1"]
-    use_bytes: Float[Array, " U+1"]
-    use_producer: Int[Array, " U+1"]
+    use_consumer: Int[Array, " U1"]
+    use_tensor: Int[Array, " U1"]
+    use_bytes: Float[Array, " U1"]
+    use_producer: Int[Array, " U1"]
     use_mask: Bool[Array, " U"]
     by_tensor: Int[Array, " U"]
-    inputs: Int[Array, " N+1"]
+    inputs: Int[Array, " N1"]
     tensor_producer: Int[Array, " T"]
     tensor_units: Int[Array, " T"]
     tensor_is_output: Bool[Array, " T"]
@@ -43,8 +44,8 @@ class ExecutionTable(eqx.Module):
     weight_units: Int[Array, " N"]
     op_mask: Bool[Array, " N"]
     unit_bytes: Float[Array, ""]
-    link_bytes_per_s: Float[Array, " D*D"]
-    link_latency_s: Float[Array, " D*D"]
+    link_bytes_per_s: Float[Array, " DD"]
+    link_latency_s: Float[Array, " DD"]
     read_bytes_per_s: Float[Array, " D"]
     write_bytes_per_s: Float[Array, " D"]
     launch_s: Float[Array, " D"]

@@ -55,9 +55,9 @@ class Lanes:
     table: ExecutionTable
     population: int
     on: Int[Array, "N P"]
-    flat_on: Int[Array, " N+1*P"]
-    flat_root: Int[Array, " N+1*P"] | None
-    flat_seconds: Float[Array, " N+1*P"] | None
+    flat_on: Int[Array, " _"]
+    flat_root: Int[Array, " _"] | None
+    flat_seconds: Float[Array, " _"] | None
 
     @classmethod
     def of(cls, table: ExecutionTable, plans: Plans) -> Lanes:
@@ -101,7 +101,7 @@ class Lanes:
         seconds = take(table.use_bytes, use) / take(table.link_bytes_per_s, link)
         return take(table.link_latency_s, link) + seconds
 
-    def missing(self) -> Int[Array, "N+1 P"]:
+    def missing(self) -> Int[Array, "N1 P"]:
         """Uses from other ops or clusters that each must wait for."""
         table = self.table
         if self.flat_root is None:
@@ -116,7 +116,7 @@ class Lanes:
         )
         return counts.reshape(-1, self.population).at[table.num_ops].set(table.inputs[-1])
 
-    def startable(self, missing: Int[Array, "N+1 P"]) -> Bool[Array, "N+1 P"]:
+    def startable(self, missing: Int[Array, "N1 P"]) -> Bool[Array, "N1 P"]:
         """Ops and roots that wait for nothing."""
         n = self.table.num_ops
         ready = (missing == 0) & jnp.append(self.table.op_mask, False)[:, None]
@@ -137,7 +137,7 @@ def note(times: Times, name: str, index: Array, value: Array) -> Times:
 
 
 def over_link(
-    link: Float[Array, "D*D P"],
+    link: Float[Array, "DD P"],
     which: Int[Array, " P"],
     ready_s: Float[Array, " P"],
     took: Float[Array, " P"],
@@ -166,7 +166,7 @@ def over_devices(
     return start, end, replace(clock, target, jnp.where(where, end, second))
 
 
-def next_on_device(table: ExecutionTable, lanes: Lanes) -> Int[Array, " U+1*P"]:
+def next_on_device(table: ExecutionTable, lanes: Lanes) -> Int[Array, " _"]:
     """For each use, the next use of its tensor on the same device; U for the last one. Flat."""
     uses, devices = table.num_uses, table.num_devices
     nowhere = jnp.full((devices, lanes.population), uses, jnp.int32)

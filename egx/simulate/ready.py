@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from egx.simulate.execution_table import put, take
 
-Words = tuple[UInt32[Array, " K"], ...]
+Words = tuple[UInt32[Array, " _"], ...]
 
 
 def ranked(priority: Float[Array, "P R"]) -> Int[Array, "P R"]:

@@ -28,11 +28,11 @@ class _State(NamedTuple):
     finish: Float[Array, " P"]
     taken: Int[Array, " P"]
     clock: Float[Array, "D P"]
-    link: Float[Array, "D*D P"]
-    missing: Int[Array, " N+1*P"]
-    arrived: Float[Array, " N+1*P"]
-    sent: Float[Array, " T+1*D*P"]
-    place: Int[Array, " N+1*P"]
+    link: Float[Array, "DD P"]
+    missing: Int[Array, " _"]
+    arrived: Float[Array, " _"]
+    sent: Float[Array, " _"]
+    place: Int[Array, " _"]
     waiting: arrivals.Waiting
     times: Times
 

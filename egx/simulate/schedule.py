@@ -41,11 +41,11 @@ class _State(NamedTuple):
     finish: Float[Array, " P"]
     taken: Int[Array, " P"]
     clock: Float[Array, "D P"]
-    link: Float[Array, "D*D P"]
-    missing: Int[Array, " N+1*P"]
-    arrived: Float[Array, " N+1*P"]
-    sent: Float[Array, " T+1*D*P"]
-    place: Int[Array, " K*P"]
+    link: Float[Array, "DD P"]
+    missing: Int[Array, " _"]
+    arrived: Float[Array, " _"]
+    sent: Float[Array, " _"]
+    place: Int[Array, " _"]
     words: ready.Words
     times: Times
 
@@ -79,7 +79,7 @@ def run_static(
         startable = jnp.append(startable, jnp.zeros((uses, population), bool), 0)
     words = ready.pack(jnp.take_along_axis(startable, order, 0))
     order = order.reshape(-1)
-    following = next_on_device(table, lanes) if queued else None
+    following = next_on_device(table, lanes) if queued else rank
 
     def send(state: _State, use, source, target, ready_s, where):
         link = source * devices + target
