@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from rich.console import Console
 
 import egx
-from egx import commands
+from egx import commands, lookups
 from egx.errors import EgxError
 from egx.training.identity import package_version
 
 INTERRUPTED = 130
+SOURCE = "a name of the zoo, or a file (.onnx, .onnx.gz, .json)"
+MACHINE = "a preset, or the path of a .toml file"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     _problem_arguments(optimize)
     optimize.add_argument(
         "--algorithm",
-        default=commands.default_algorithm(),
+        default=lookups.default_algorithm(),
         metavar="NAME",
         help="see `egx algorithms` (default: %(default)s)",
     )
@@ -81,6 +83,9 @@ def parser() -> argparse.ArgumentParser:
         help="a setting of the algorithm; may be repeated",
     )
     optimize.add_argument(
+        "--policy", metavar="PATH", help="start from a policy that was trained before"
+    )
+    optimize.add_argument(
         "--checkpoint",
         nargs="?",
         const="",
@@ -90,38 +95,59 @@ def parser() -> argparse.ArgumentParser:
     optimize.add_argument(
         "--resume", action="store_true", help="go on from the checkpoint, if there is one"
     )
+    optimize.add_argument(
+        "--devices", type=int, metavar="N", help="spread candidates over N devices"
+    )
     optimize.set_defaults(run=commands.optimize)
 
+    compare = sub.add_parser("compare", help="run several algorithms with several seeds each")
+    _problem_arguments(compare)
+    compare.add_argument(
+        "--algorithms",
+        type=_names,
+        default=lookups.default_comparison(),
+        metavar="A,B,C",
+        help=f"(default: {','.join(lookups.default_comparison())})",
+    )
+    compare.add_argument("--seeds", type=int, default=5, help="(default: %(default)s)")
+    _search_arguments(compare)
+    compare.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep each finished run in OUT, and go on from those that are there",
+    )
+    compare.set_defaults(run=commands.compare)
+
     check = sub.add_parser("check", help="check a plan: is it valid, and as fast as it claims?")
-    check.add_argument("plan", help="a plan.json")
+    check.add_argument("plan", metavar="PLAN", help="a plan.json")
     check.add_argument("--source", help="the model, if it is not where the plan says")
     _load_arguments(check)
-    check.set_defaults(run=commands.check)
+    check.set_defaults(run=lookups.check)
 
     show = sub.add_parser("show", help="describe a model")
-    show.add_argument("source", help="a name of the zoo, or a file (.onnx, .onnx.gz, .json)")
+    show.add_argument("source", metavar="SOURCE", help=SOURCE)
     _load_arguments(show)
-    show.set_defaults(run=commands.show)
+    show.set_defaults(run=lookups.show)
 
     hardware = sub.add_parser("hardware", help="list the machines, or describe one")
-    hardware.add_argument("name", nargs="?", help="a preset, or the path of a .toml file")
-    hardware.set_defaults(run=commands.hardware)
+    hardware.add_argument("name", metavar="NAME", nargs="?", help=MACHINE)
+    hardware.set_defaults(run=lookups.hardware)
 
     models = sub.add_parser("models", help="list the models of the zoo")
-    models.set_defaults(run=commands.models)
+    models.set_defaults(run=lookups.models)
     algorithms = sub.add_parser("algorithms", help="list the search algorithms")
-    algorithms.set_defaults(run=commands.algorithms)
+    algorithms.set_defaults(run=lookups.algorithms)
     return top
 
 
 def _problem_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help="a name of the zoo, or a file (.onnx, .onnx.gz, .json)")
+    parser.add_argument("source", metavar="SOURCE", help=SOURCE)
     _load_arguments(parser)
     parser.add_argument(
         "--hardware",
         default="nnpi",
         metavar="NAME",
-        help="a preset, or the path of a .toml file (default: %(default)s)",
+        help=f"{MACHINE} (default: %(default)s)",
     )
     parser.add_argument(
         "--prefetch",
@@ -176,9 +202,6 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--pictures", choices=("png", "svg", "none"), default="png", help="(default: %(default)s)"
-    )
-    parser.add_argument(
-        "--devices", type=int, metavar="N", help="spread candidates over N devices or CPU threads"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
 

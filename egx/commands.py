@@ -1,9 +1,8 @@
-"""What the commands of the command line do; `egx.cli` has their options."""
+"""`egx optimize` and `egx compare`; `egx.cli` has their options."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import re
 import threading
@@ -15,218 +14,184 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from egx import api, zoo
+from egx import api
 from egx import hardware as machines
 from egx.baselines.exact import ExactSolution, exact
-from egx.errors import EgxError, SearchError
+from egx.files import write_whole
+from egx.loading import load
+from egx.lookups import load_options
+from egx.policies.loading import load_policy
 from egx.problems.memory_placement import MemoryPlacement
-from egx.report.check import check_plan
-from egx.report.console import watch
+from egx.report.console import console, error_console, print_table, watch
+from egx.report.curves import convergence
 from egx.report.folder import (
+    COMPARISON,
+    REPORT,
     Same,
     free_folder,
+    reference_lines,
     require_free,
     write_folder,
 )
 from egx.report.placement import layout
-from egx.report.plan_file import read_plan
-from egx.report.tables import Table, effort_line, hardware_table, level_table, model_table
-from egx.report.units import format_bytes, format_duration, format_seconds
-from egx.report.verdict import NATIVE, judge
-from egx.search.registry import SEARCHES, make_search, searches
+from egx.report.tables import effort_line, level_table
+from egx.report.units import format_bytes, format_duration
+from egx.report.verdict import NATIVE, Verdict, judge
+from egx.search.registry import make_search
 from egx.training.identity import problem_identity, search_identity
+from egx.training.result import Result
+from egx.training.solved import EXACT
 
 BOUND_SECONDS = 20.0
 INTERRUPTED = 130
-PREFERRED = ("egrl_plus", "local", "annealing", "random")
-
-
-def default_algorithm() -> str:
-    """The one that serves a user best among those there are."""
-    return next(name for name in PREFERRED if name in searches())
-
-
-def default_comparison() -> list[str]:
-    """A few algorithms that are quick to run."""
-    wanted = ("egrl_plus", "local", "annealing", "greedy_dp", "random")
-    return [name for name in wanted if name in searches()]
 
 
 def optimize(options: Namespace) -> int:
     """Searches, bounds, prints the tables and writes the folder."""
-    out, log = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+    out, log = console(), error_console()
     _use_devices(options.devices)
-    problem, load_options = _problem(options)
-    search = make_search(options.algorithm, dict(options.option))
-    identity = _plain(
-        {
-            "problem": problem_identity(problem),
-            "algorithm": options.algorithm,
-            "config": search_identity(search),
-            "seed": options.seed,
-        }
-    )
-
-    def same(there: dict[str, Any]) -> bool:
-        """Whether the run in a folder is this one, perhaps with another budget when resumed."""
-        found = {k: there.get(k) for k in ("algorithm", "config", "seed")}
-        found["problem"] = there.get("provenance", {}).get("problem")
-        return found == identity and (options.resume or there.get("budget") == options.budget)
-
-    folder = _folder(options, problem, same)
-    checkpoints = _checkpoint_folder(options, folder)
-    out.print(_headline(problem), style="bold")
+    problem, loaded_with = _problem(options)
+    given: dict[str, Any] = {"options": dict(options.option)}
+    if options.policy is not None:
+        given["policy"] = load_policy(options.policy)
+    folder = _folder(options, problem, _same_run(problem, options, given))
+    out.print(headline(problem), style="bold")
     with watch(log, quiet=options.quiet) as progress:
         result = api.optimize(
             problem,
             options.algorithm,
             budget=options.budget,
             seed=options.seed,
-            options=dict(options.option),
             time_limit_s=options.time_limit,
             progress=progress,
-            checkpoint_dir=checkpoints,
+            checkpoint_dir=_checkpoint_folder(options, folder),
             resume=options.resume,
-            **_given(devices=options.devices),
+            devices=options.devices,
+            **given,
         )
-    stopped = result.interrupted == "ctrl-c"
-    solution = None
-    if not stopped:
+    stopped, solution = result.interrupted == "ctrl-c", None
+    if not stopped and options.algorithm != EXACT:
         start = result.decisions if result.feasible else None
-        speaks = None if options.quiet else log
-        solution, stopped = _bound(problem, start, options.bound_seconds, speaks)
+        solution, stopped = _bound(problem, start, options, log)
     if solution is not None:
         result = result.with_bound(solution.bound, solution.status)
     verdict = judge(problem, result, solution)
-    _print(out, verdict.table())
-    remark = verdict.remark()
-    if remark:
-        out.print(remark, style="bold")
-    out.print(effort_line(result) + _solver_line(solution) + "\n")
-    shown = verdict.shown
-    names = (NATIVE, shown.name)
-    _print(out, level_table(problem, problem.reference, shown.decisions, names=names))
+    _tell(out, problem, result, verdict, solution)
     files = write_folder(
         folder,
         problem,
         result,
         verdict,
         source=options.source,
-        options=load_options,
+        options=loaded_with,
         pictures=options.pictures,
     )
     out.print(f"wrote {folder}/: {', '.join(files)}")
     return INTERRUPTED if stopped else 0
 
 
-def check(options: Namespace) -> int:
-    """Checks a plan; prints what is wrong."""
-    out = Console(highlight=False, soft_wrap=True)
-    plan = read_plan(options.plan)
-    given = {**plan.model.options, **_load_options(options)}
-    if options.source is None and not plan.model.source:
-        raise SearchError(f"{options.plan}: names no model; say which with --source")
-    source = options.source or _beside(Path(options.plan), plan.model.source)
-    try:
-        model = api.load(source, **given)
-    except EgxError as error:
-        if options.source is not None:
-            raise
-        raise type(error)(f"{error} (if the model lies elsewhere, add --source)") from error
-    outcome = check_plan(plan, model)
-    if outcome.ok:
-        assert outcome.latency_s is not None
-        assert outcome.peak_bytes is not None
-        speedup = plan.reference_s / outcome.latency_s if outcome.latency_s > 0 else 1.0
-        out.print(
-            f"{options.plan}: valid, {format_seconds(outcome.latency_s)}, "
-            f"{speedup:.3f} times as fast as native"
+def _same_run(problem: MemoryPlacement, options: Namespace, given: Mapping[str, Any]) -> Same:
+    """Tells a run of the same problem, searcher, seed and budget (any budget when resumed)."""
+    expected = {"algorithm": options.algorithm, "problem": problem_identity(problem)}
+    if options.algorithm != EXACT:
+        search = make_search(options.algorithm, budget=options.budget, **given)
+        expected |= {"config": search_identity(search), "seed": options.seed}
+        if not options.resume:
+            expected["budget"] = options.budget
+    # As it reads back from a file.
+    expected = json.loads(json.dumps(expected))
+
+    def same(there: dict[str, Any]) -> bool:
+        found = {**there, "problem": there.get("provenance", {}).get("problem")}
+        return all(found.get(key) == value for key, value in expected.items())
+
+    return same
+
+
+def _tell(
+    out: Console,
+    problem: MemoryPlacement,
+    result: Result,
+    verdict: Verdict,
+    solution: ExactSolution | None,
+) -> None:
+    """Prints what was found, how hard it was, and what moved."""
+    print_table(out, verdict.table())
+    remark = verdict.remark()
+    if remark:
+        out.print(remark, style="bold")
+    out.print(effort_line(result) + _solver_line(solution) + "\n")
+    names = (NATIVE, verdict.shown.name)
+    moved = level_table(problem, problem.reference, verdict.shown.decisions, names=names)
+    print_table(out, moved)
+
+
+def compare(options: Namespace) -> int:
+    """Runs several algorithms, prints their table, and writes it with a picture."""
+    out, log = console(), error_console()
+    problem, _ = _problem(options)
+    folder = _folder(options, problem, _same_comparison(problem, options), suffix="-compare")
+    out.print(headline(problem), style="bold")
+    solution, stopped = None, False
+    if EXACT not in options.algorithms:
+        solution, stopped = _bound(problem, None, options, log)
+    if stopped:
+        return INTERRUPTED
+    with watch(log, quiet=options.quiet) as progress:
+        comparison = api.compare(
+            problem,
+            options.algorithms,
+            budget=options.budget,
+            seeds=options.seeds,
+            bound=solution,
+            directory=folder / "runs" if options.resume else None,
+            time_limit_s=options.time_limit,
+            progress=progress,
         )
-        for m, name in reversed(list(enumerate(plan.hardware.level_names))):
-            holds = format_bytes(float(plan.hardware.level_bytes[0, m]))
-            out.print(f"  {name}: at most {format_bytes(int(outcome.peak_bytes[m]))} of {holds}")
-        return 0
-    for fault in outcome.faults:
-        out.print(f"{options.plan}: {fault}", markup=False)
-    return 1
+    table = comparison.table()
+    print_table(out, table)
+    comparison.save(folder / COMPARISON)
+    files, title = [COMPARISON, REPORT], layout(problem).title
+    report = f"# {title}\n\n{table.to_markdown()}"
+    if options.pictures != "none":
+        picture = f"convergence.{options.pictures}"
+        lines = reference_lines(problem, comparison.bound, comparison.bound_status)
+        convergence(comparison.curves(), lines, title=title).savefig(folder / picture)
+        report += f"\n![convergence]({picture})\n"
+        files.append(picture)
+    write_whole(folder / REPORT, report)
+    out.print(f"wrote {folder}/: {', '.join(files)}")
+    return INTERRUPTED if comparison.interrupted else 0
 
 
-def show(options: Namespace) -> int:
-    """Describes a model."""
-    out = Console(highlight=False, soft_wrap=True)
-    _print(out, model_table(api.load(options.source, **_load_options(options))))
-    return 0
+def _same_comparison(problem: MemoryPlacement, options: Namespace) -> Same:
+    """Tells a comparison of the same problem, budget and seeds, of no searchers but these."""
+    expected = json.loads(json.dumps(problem_identity(problem)))
 
-
-def hardware(options: Namespace) -> int:
-    """Lists the machines, or describes one with the source of each number."""
-    out = Console(highlight=False, soft_wrap=True)
-    if options.name is None:
-        rows = []
-        for name in machines.presets():
-            machine = machines.load(name)
-            levels = ", ".join(
-                f"{level} {format_bytes(float(size))}"
-                for level, size in zip(machine.level_names, machine.level_bytes[0], strict=True)
-            )
-            rows.append((name, levels))
-        _print(out, Table(("machine", "memory levels"), tuple(rows), left=(0, 1)))
-        return 0
-    machine = machines.load(options.name)
-    for device in range(machine.num_devices):
-        _print(out, hardware_table(machine, device))
-    numbers = tuple(
-        (where, number.text, number.source or "")
-        for where, number in machines.sources(options.name).items()
-    )
-    _print(out, Table(("number", "value", "source"), numbers, left=(0, 1, 2)))
-    return 0
-
-
-def models(options: Namespace) -> int:
-    """Lists the zoo."""
-    rows = []
-    for name in zoo.names():
-        builder = getattr(zoo, name)
-        arguments = ", ".join(
-            f"{p.name}={p.default}" for p in inspect.signature(builder).parameters.values()
+    def same(there: dict[str, Any]) -> bool:
+        groups = there.get("results")
+        if not isinstance(groups, dict) or not groups or there.get("budget") != options.budget:
+            return False
+        runs = [run for group in groups.values() for run in group]
+        return (
+            set(groups) <= set(options.algorithms)
+            and {run["seed"] for run in runs} <= set(range(options.seeds))
+            and all(run["provenance"]["problem"] == expected for run in runs)
         )
-        rows.append((name, _first_line(builder), arguments))
-    out = Console(highlight=False, soft_wrap=True)
-    _print(out, Table(("model", "", "arguments for --set"), tuple(rows), left=(0, 1, 2)))
-    return 0
 
-
-def algorithms(options: Namespace) -> int:
-    """Lists the searchers."""
-    rows = []
-    for name in searches():
-        mark = " (default)" if name == default_algorithm() else ""
-        rows.append((name, _first_line(SEARCHES[name]) + mark))
-    out = Console(highlight=False, soft_wrap=True)
-    _print(out, Table(("algorithm", ""), tuple(rows), left=(0, 1)))
-    return 0
+    return same
 
 
 def _problem(options: Namespace) -> tuple[MemoryPlacement, dict[str, Any]]:
     """The problem, and the options that its model was loaded with."""
-    load_options = _load_options(options)
+    given = load_options(options)
     machine = machines.load(options.hardware)
-    model = api.load(options.source, **load_options)
-    return MemoryPlacement(model, machine, prefetch=options.prefetch), load_options
+    model = load(options.source, **given)
+    return MemoryPlacement(model, machine, prefetch=options.prefetch), given
 
 
-def _load_options(options: Namespace) -> dict[str, Any]:
-    """What was said about the model, as keywords of `egx.load`."""
-    given = dict(options.set)
-    if options.granularity is not None:
-        given["granularity"] = options.granularity
-    if options.dim:
-        given["dims"] = dict(options.dim)
-    return given
-
-
-def _headline(problem: MemoryPlacement) -> str:
+def headline(problem: MemoryPlacement) -> str:
+    """The problem in one line."""
     where = layout(problem)
     weights, activations = int(where.weight_bytes.sum()), int(where.tensor_bytes.sum())
     levels = ", ".join(
@@ -261,12 +226,13 @@ def _checkpoint_folder(options: Namespace, folder: Path) -> Path | None:
 
 
 def _bound(
-    problem: MemoryPlacement, start: Mapping[str, Any] | None, seconds: float, log: Console | None
+    problem: MemoryPlacement, start: Mapping[str, Any] | None, options: Namespace, log: Console
 ) -> tuple[ExactSolution | None, bool]:
     """The solver's answer, and whether Ctrl-C stopped it.
 
     It runs in a thread of its own because native code does not notice Ctrl-C.
     """
+    seconds = options.bound_seconds
     if seconds <= 0:
         return None, False
     answers: list[ExactSolution | Exception] = []
@@ -279,7 +245,7 @@ def _bound(
 
     thread = threading.Thread(target=work, daemon=True)
     message = f"bounding the optimum (up to {format_duration(seconds)}; Ctrl-C skips it)"
-    with log.status(message) if log is not None else contextlib.nullcontext():
+    with contextlib.nullcontext() if options.quiet else log.status(message):
         thread.start()
         try:
             while thread.is_alive():
@@ -304,26 +270,3 @@ def _use_devices(count: int | None) -> None:
     if count is not None and count > 1:
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", count)
-
-
-def _beside(plan: Path, source: str) -> str:
-    """A model's path as the plan has it, or from the plan's own folder."""
-    near = plan.parent / source
-    return str(near) if not Path(source).exists() and near.is_file() else source
-
-
-def _plain(value: Any) -> Any:
-    """As it reads back from JSON."""
-    return json.loads(json.dumps(value))
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _print(console: Console, table: Table) -> None:
-    console.print(table.to_rich())
-
-
-def _first_line(thing: Any) -> str:
-    return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")

@@ -10,10 +10,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from egx.report.tables import Table
 from egx.report.units import format_duration, format_seconds, format_speedup
 from egx.training.progress import Progress, ProgressCallback
 
 LINE_EVERY_S = 10.0
+
+
+def console() -> Console:
+    """Where results go: stdout, its numbers not coloured, its lines not cut."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def error_console() -> Console:
+    """Where progress and errors go."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_table(out: Console, table: Table) -> None:
+    """Prints a table, as wide as the console allows."""
+    out.print(table.to_rich(), soft_wrap=False)
 
 
 def best_so_far(progress: Progress, seconds: bool = True) -> str:

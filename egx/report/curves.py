@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -23,8 +24,8 @@ from egx.report.style import (
 )
 from egx.report.units import TIMES, second_unit, significant
 
-# (evaluations, best cost so far), equally long and rising in evaluations.
-Curve = tuple[Sequence[float], Sequence[float]]
+# (evaluations, best cost so far), arrays or lists of one length, rising in evaluations.
+Curve = tuple[Any, Any]
 
 REFERENCE_LOOK = {
     "native": (NATIVE, "--"),
@@ -35,7 +36,7 @@ REFERENCE_LOOK = {
 
 
 def convergence(
-    curves: Mapping[str, Curve | Sequence[Curve]],
+    curves: Mapping[str, Sequence[Curve]],
     references: Mapping[str, float] | None = None,
     *,
     title: str = "",
@@ -44,14 +45,15 @@ def convergence(
     """Best cost so far of one run, or of several searchers with a band over their seeds.
 
     Args:
-        curves: a curve, or a curve per seed, by the name of the searcher; the line is the mean
-            over seeds and the band reaches from the best to the worst seed.
+        curves: a curve per seed by the name of the searcher; the line is the mean over seeds and
+            the band reaches from the best to the worst seed. Costs that are not finite are left
+            out.
         references: lines to compare with: native, first fit, and bound (or optimum, once that is
             proved); missing values (NaN) are left out.
         title: such as "resnet50 on nnpi".
         seconds: costs are seconds, and shown in the unit that suits them.
     """
-    runs = {name: _as_runs(value) for name, value in curves.items()}
+    runs = {name: _finite(value) for name, value in curves.items()}
     lines = {k: float(v) for k, v in (references or {}).items() if math.isfinite(v)}
     with look():
         figure = new_figure(7.2, 3.9)
@@ -88,11 +90,10 @@ def convergence(
     return figure
 
 
-def _as_runs(value: Curve | Sequence[Curve]) -> list[tuple[np.ndarray, np.ndarray]]:
-    # A curve is a pair of equally long sequences of numbers, a list of curves holds pairs.
-    single = len(value) == 2 and (len(value[0]) == 0 or np.ndim(value[0][0]) == 0)
-    curves = [value] if single else list(value)
-    return [(np.asarray(c[0], np.float64), np.asarray(c[1], np.float64)) for c in curves]  # type: ignore[index]
+def _finite(curves: Sequence[Curve]) -> list[tuple[np.ndarray, np.ndarray]]:
+    # Before the first plan that fits there is nothing to draw.
+    runs = [(np.asarray(x, np.float64), np.asarray(y, np.float64)) for x, y in curves]
+    return [(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in runs]
 
 
 def _band(

@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from egx.errors import FormatError
+from egx.files import write_whole
 from egx.problems.memory_placement import MemoryPlacement
 from egx.report.curves import convergence
 from egx.report.placement import layout
@@ -18,7 +19,7 @@ from egx.report.plan_file import write_plan
 from egx.report.plots import level_strips, occupancy_over_steps, transition
 from egx.report.tables import effort_line, level_table
 from egx.report.verdict import FIRST_FIT, NATIVE, Verdict
-from egx.training.result import Result, write_whole
+from egx.training.result import Result
 
 # Tells from the JSON of the run in a folder whether it is the same as another run.
 Same = Callable[[dict[str, Any]], bool]
@@ -79,18 +80,31 @@ def _drawings(
     maps: tuple[Any, Any] = (native.decisions, shown.decisions)
     names = (NATIVE, shown.name)
     title = layout(problem).title
-    lines = {NATIVE: native.latency_s, FIRST_FIT: verdict.plan(FIRST_FIT).latency_s}
-    if verdict.bound_s is not None:
-        lines["optimum" if verdict.bound_status == "proved" else "bound"] = verdict.bound_s
+    lines = reference_lines(problem, verdict.bound_s, verdict.bound_status)
     history = result.history
     fits = history.best_feasible
     curve = (history.evaluations[fits], history.best_cost[fits])
-    return {
-        "convergence": lambda: convergence({result.algorithm: curve}, lines, title=title),
+    drawings: dict[str, Callable[[], Figure]] = {
+        "convergence": lambda: convergence({result.algorithm: [curve]}, lines, title=title),
         "levels": lambda: level_strips(problem, *maps, names=names),
         "transition": lambda: transition(problem, *maps, names=names),
         "occupancy": lambda: occupancy_over_steps(problem, *maps, names=names),
     }
+    if not len(history):
+        # A solver has none.
+        del drawings["convergence"]
+    return drawings
+
+
+def reference_lines(
+    problem: MemoryPlacement, bound_s: float | None, bound_status: str | None
+) -> dict[str, float]:
+    """What a convergence picture compares with."""
+    first_fit = problem.evaluate(problem.first_fit()).latency_s
+    lines = {NATIVE: float(problem.reference_cost), FIRST_FIT: float(first_fit)}
+    if bound_s is not None:
+        lines["optimum" if bound_status == "proved" else "bound"] = bound_s
+    return lines
 
 
 def _report(

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from egx.errors import EgxError, FormatError
+from egx.files import read_json, write_whole
 from egx.hardware.spec import Hardware
 from egx.report.plan import ModelId, Placed, Plan
-from egx.training.result import BOUND_STATUSES, read_json, write_whole
+from egx.training.result import BOUND_STATUSES
 
 FORMAT = "egx plan"
 VERSION = 1

@@ -63,6 +63,7 @@ class Table:
             caption_justify="left",
             caption_style="dim",
             box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
             pad_edge=False,
         )
         for k, name in enumerate(self.header):
@@ -84,7 +85,7 @@ class Table:
 
 def bound_name(status: str | None) -> str:
     """What a bound may be called: only where a plan was proved to reach it is it the optimum."""
-    return "optimum (proved)" if status == "proved" else "lower bound (proved)"
+    return "optimum (proved)" if status == "proved" else "lower bound"
 
 
 def latency_table(
@@ -157,6 +158,9 @@ def level_table(
 
 def effort_line(result: Result) -> str:
     """What it cost to find the plan, in one sentence."""
+    if not len(result.history):
+        word = "proved" if result.bound_status == "proved" else "stopped"
+        return f"{result.algorithm}: {word} in {format_duration(result.seconds)}"
     parts = [
         f"{result.algorithm}, seed {result.seed}: {result.evaluations:,} evaluations in "
         f"{format_duration(result.seconds)}"
@@ -174,12 +178,13 @@ def effort_line(result: Result) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """How one searcher did over its seeds."""
+    """How one searcher did over its seeds; `reached` of them came within 1 % of the best known
+    cost, and is None for a solver, which counts no evaluations."""
 
     algorithm: str
     costs: tuple[float, ...]
     evaluations_to_1_percent: float
-    reached: int
+    reached: int | None
     seconds: float
 
 
@@ -191,9 +196,9 @@ def standing(algorithm: str, results: Sequence[Result], best_known: float) -> St
     return Standing(
         algorithm=algorithm,
         costs=costs,
-        evaluations_to_1_percent=float(np.mean(reached)) if reached else math.nan,
-        reached=len(reached),
-        seconds=float(np.mean([r.seconds for r in results])),
+        evaluations_to_1_percent=float(np.median(reached)) if reached else math.nan,
+        reached=len(reached) if any(len(r.history) for r in results) else None,
+        seconds=float(np.mean([r.seconds / r.runs_together for r in results])),
     )
 
 
@@ -209,8 +214,9 @@ def comparison_table(
 ) -> Table:
     """Searchers from the best mean to the worst, beside reference and bound.
 
-    "to 1 %" is the mean number of evaluations until a plan within 1 % of the best that any run
-    found, over the seeds that got there.
+    "spread" is the standard deviation over seeds, "gap" how far the mean is above the bound.
+    "to 1 %" is the median number of evaluations until a plan within 1 % of the best that any run
+    found, over the seeds that got there; "seconds" are per run, without compilation.
     """
     show = format_seconds if seconds else (lambda value: f"{value:.6g}")
     known = bound is not None and bound > 0
@@ -219,8 +225,7 @@ def comparison_table(
         "mean",
         "spread",
         "best",
-        "speed-up",
-        *(("above bound",) if known else ()),
+        *(("gap",) if known else ()),
         "to 1 %",
         "seconds",
     )
@@ -230,34 +235,27 @@ def comparison_table(
         fits = math.isfinite(mean)
         spread = float(np.std(s.costs, ddof=1)) if count > 1 and fits else math.nan
         best = min(s.costs)
-        reached = "never" if not s.reached else f"{s.evaluations_to_1_percent:,.0f}"
+        reached = ""
+        if s.reached is not None:
+            reached = f"{s.evaluations_to_1_percent:,.0f}" if s.reached else "never"
+            reached += f" ({s.reached}/{count})" if 0 < s.reached < count else ""
         row = [
             s.algorithm,
             show(mean) if fits else "does not fit",
             f"{100 * spread / mean:.2f} %" if math.isfinite(spread) and mean > 0 else "",
             show(best) if math.isfinite(best) else "",
-            format_speedup(reference, mean),
         ]
         if known:
             assert bound is not None
             row.append(format_percent(max(mean / bound - 1, 0.0)) if fits else "")
-        row.append(reached + (f" ({s.reached} of {count})" if 0 < s.reached < count else ""))
+        row.append(reached)
         row.append(format_duration(s.seconds))
         rows.append(tuple(row))
-    blank = ("",) * (len(header) - 5)
-    rows.append(("native", show(reference), "", "", format_speedup(reference, reference), *blank))
+    blank = ("",) * (len(header) - 2)
+    rows.append(("native", show(reference), *blank))
     if known:
         assert bound is not None
-        rows.append(
-            (
-                bound_name(bound_status),
-                show(bound),
-                "",
-                "",
-                format_speedup(reference, bound),
-                *blank,
-            )
-        )
+        rows.append((bound_name(bound_status), show(bound), *blank))
     return Table(header, tuple(rows), title=title, note=note, strong=0 if standings else None)
 
 
