@@ -258,7 +258,8 @@ def _beside_best_bound(comparison: Comparison, bound: ExactSolution | None) -> C
     ]
     if not known:
         return comparison
-    value, status = max(known, key=lambda entry: entry[0] or 0.0)
+    # What was proved to be the optimum goes before a bound that rounding put a little higher.
+    value, status = max(known, key=lambda entry: (entry[1] == "proved", entry[0] or 0.0))
     assert value is not None
     assert status is not None
     return comparison.with_bound(value, status)
