@@ -21,7 +21,7 @@ from typing import Any
 
 import onnx
 
-from egx.errors import FormatError
+from egx.errors import FormatError, GraphError
 from egx.formats.onnx_contrib import equivalent
 from egx.formats.onnx_control import body_cost
 from egx.formats.onnx_geometry import geometry
@@ -36,7 +36,7 @@ from egx.formats.onnx_ops import (
     parameters,
     rule,
 )
-from egx.formats.onnx_read import captured, node_reads, read_model, set_dims, subgraphs
+from egx.formats.onnx_read import captured, node_reads, read_model, reading, set_dims, subgraphs
 from egx.formats.onnx_shapes import Tensors, prepare
 from egx.formats.onnx_types import STANDARD
 from egx.graph.builder import GraphBuilder, Tensor
@@ -113,8 +113,9 @@ class _Import:
         self.graph = tensors.model.graph
         self.removed: Counter[str] = Counter()
         self.outputs: list[str] = []
-        self.weights: dict[str, int] = {}
+        self.weights: set[str] = set()
         self._unknown: Counter[str] = Counter()
+        self._blank: set[str] = set()  # op types of those
         self._root: dict[str, str] = {}
         self._made: set[str] = set()
         self._live: list[ImportedOp] = []
@@ -132,7 +133,8 @@ class _Import:
             if all(name in self.tensors.constant for name in node.output if name):
                 self.removed["constant"] += 1
                 continue
-            source = self._alias(node, read)
+            with reading(node, self.tensors.path):
+                source = self._alias(node, read)
             if source is not None:
                 self.removed["alias"] += 1
                 self._root[node.output[0]] = self._resolve(source)
@@ -206,6 +208,10 @@ class _Import:
         return None
 
     def _op(self, index: int, node: onnx.NodeProto, names: _Names) -> ImportedOp:
+        with reading(node, self.tensors.path):
+            return self._imported(index, node, names)
+
+    def _imported(self, index: int, node: onnx.NodeProto, names: _Names) -> ImportedOp:
         call = self._call(node)
         found = rule(node)
         extra_bytes = 0
@@ -221,9 +227,8 @@ class _Import:
             if root in self._made:
                 reads.append(root)
             elif root in self.tensors.constant and is_data:
-                info = self.tensors.info[root]
-                weight_bytes += info.bytes
-                self.weights[root] = info.elements
+                weight_bytes += self.tensors.info[root].bytes
+                self.weights.add(root)
         return ImportedOp(
             name=names.take(node.name, f"{node.op_type}_{index}"),
             index=index,
@@ -273,6 +278,7 @@ class _Import:
         name = node.op_type if node.domain in STANDARD else f"{node.domain}::{node.op_type}"
         if node.op_type not in CONTROL_FLOW or node.domain not in STANDARD:
             self._unknown[name] += 1
+            self._blank.add(node.op_type)
         body = body_cost(node, self.tensors)
         self._unknown.update(body.unknown)
         return Cost("opaque", node.op_type.lower(), body.flops, body.macs), body.weight_bytes
@@ -284,17 +290,18 @@ class _Import:
             listed = ", ".join(f"{name} x{count}" for name, count in self._unknown.most_common())
             warnings.warn(
                 f"{path}: {self._unknown.total()} ops of unknown types, imported as opaque with "
-                f"no FLOPs: {listed}",
+                "no FLOPs and, where the file gives no shape, outputs of the size of their input: "
+                f"{listed}",
                 OnnxWarning,
                 stacklevel=3,
             )
-        written = {name for op in self._live for name in op.writes}
+        written = {n for op in self._live if op.onnx_type not in self._blank for n in op.writes}
         assumed = [name for name in self.tensors.assumed if name in written]
         if assumed:
             more = ", ..." if len(assumed) > 5 else ""
             warnings.warn(
-                f"{path}: the sizes of {len(assumed)} tensors depend on data or on unknown ops; "
-                f"taken as an upper bound or as the input's: {', '.join(assumed[:5])}{more}. "
+                f"{path}: the sizes of {len(assumed)} tensors depend on data; taken as an upper "
+                f"bound or as the input's: {', '.join(assumed[:5])}{more}. "
                 f"Set one by --dim {assumed[0]}.0=value",
                 OnnxWarning,
                 stacklevel=3,
@@ -329,6 +336,19 @@ def _build(
     imported: _Import,
     notes: dict[str, Any],
 ) -> Model:
+    try:
+        return _built(path, ops, outputs, imported, notes)
+    except GraphError as error:
+        raise FormatError(f"{path}: {error}") from None
+
+
+def _built(
+    path: str | Path,
+    ops: list[ImportedOp],
+    outputs: list[str],
+    imported: _Import,
+    notes: dict[str, Any],
+) -> Model:
     info = imported.tensors.info
     builder = GraphBuilder(Path(path).name)
     handles: dict[str, Tensor] = {}
@@ -350,7 +370,7 @@ def _build(
     graph = imported.graph
     totals = {
         "nodes": len(graph.node),
-        "parameters": sum(imported.weights.values()),
+        "parameters": imported.tensors.parameters(imported.weights),
         "macs": sum(op.macs for op in ops),
         "flops": sum(op.flops for op in ops),
         "weight_bytes": sum(op.weight_bytes for op in ops),

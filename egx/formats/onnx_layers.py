@@ -189,15 +189,10 @@ class _Layers:
         if tensor in self.outputs or not readers or len(readers) > MOST_OPS:
             return None
 
-        def done(members: list[int]) -> bool:
-            # Whatever reduces must be put back onto the tensor itself.
-            return len(readers) > 1 or self.ops[members[0]].onnx_type not in _MOMENTS
+        return self._region(readers, tensor)
 
-        return self._region(readers, tensor, done)
-
-    def _region(
-        self, start: list[int], tensor: str, done: Callable[[list[int]], bool]
-    ) -> list[int] | None:
+    def _region(self, start: list[int], tensor: str, spelled: bool = False) -> list[int] | None:
+        """Grows from `start` in the order of the ops until all has joined in one tensor."""
         heap = sorted(start)
         waiting = set(heap)
         members: list[int] = []
@@ -209,7 +204,7 @@ class _Layers:
             members.append(index)
             (made,) = self._live(index)
             same = self.elements(made) == self.elements(tensor)
-            if not waiting and same and done(members):
+            if not waiting and same and self._joins(start, members, tensor, spelled):
                 return members
             if made in self.outputs:
                 return None
@@ -218,6 +213,12 @@ class _Layers:
                     waiting.add(reader)
                     heapq.heappush(heap, reader)
         return None
+
+    def _joins(self, start: list[int], members: list[int], tensor: str, spelled: bool) -> bool:
+        """Whether what was reduced is put back onto the tensor itself."""
+        if spelled:
+            return members[-1] != start[0] and tensor in self.ops[members[-1]].reads
+        return len(start) > 1 or self.ops[members[0]].onnx_type not in _MOMENTS
 
     def _spelled_out(self, index: int) -> None:
         """A layer for a normalisation in primitive ops whose first reduction is `index`."""
@@ -232,9 +233,7 @@ class _Layers:
             if self.readers[source] == [index] and len(inputs) == 1 and source not in self.outputs:
                 start = [before, index]
                 (source,) = inputs
-        members = self._region(
-            start, source, lambda m: source in self.ops[m[-1]].reads[:2] and m[-1] != start[0]
-        )
+        members = self._region(start, source, spelled=True)
         if members is None:
             return
         self._claim(members[0], members)

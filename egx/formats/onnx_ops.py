@@ -368,6 +368,8 @@ _MOVED = """CenterCropPad Concat ConcatFromSequence ConstantOfShape DepthToSpace
 _NAMES = {
     "MatMul": "matmul",
     "Gemm": "matmul",
+    "FusedMatMul": "matmul",
+    "MatMulNBits": "matmul",
     "MaxPool": "maxpool",
     "GlobalMaxPool": "maxpool",
     "AveragePool": "averagepool",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import heapq
 import itertools
@@ -49,6 +50,7 @@ def read_model(path: str | Path) -> onnx.ModelProto:
         raise FormatError(f"{path}: the graph {model.graph.name!r} is empty, it has no nodes")
     if not model.opset_import:
         raise FormatError(f"{path}: no opset_import; the file may be truncated")
+    _check_text(model.graph, path)
     if model.functions:
         try:
             model = onnx.inliner.inline_local_functions(model)
@@ -56,6 +58,22 @@ def read_model(path: str | Path) -> onnx.ModelProto:
             raise FormatError(f"{path}: its functions cannot be inlined ({error})") from None
     _lift_constants(model.graph, path)
     return model
+
+
+def _check_text(graph: onnx.GraphProto, path: str | Path) -> None:
+    """Refuses names that are no text: protobuf hands out damaged strings as bytes."""
+    texts = [value.name for value in (*graph.input, *graph.output, *graph.value_info)]
+    texts += [tensor.name for tensor in graph.initializer]
+    for node in graph.node:
+        texts += [node.op_type, node.domain, node.name, *node.input, *node.output]
+        texts += [attribute.name for attribute in node.attribute]
+        for body in subgraphs(node):
+            _check_text(body, path)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        texts += [dim.dim_param for dim in value.type.tensor_type.shape.dim]
+    damaged = next((text for text in texts if not isinstance(text, str)), None)
+    if damaged is not None:
+        raise FormatError(f"{path}: damaged: the name {damaged!r} is not UTF-8 text")
 
 
 def _lift_constants(graph: onnx.GraphProto, path: str | Path) -> None:
@@ -148,6 +166,21 @@ def label(node: onnx.NodeProto) -> str:
     """What messages call a node."""
     made = next((name for name in node.output if name), "nothing")
     return f"node {node.name!r} ({node.op_type}, makes {made!r})"
+
+
+@contextlib.contextmanager
+def reading(node: onnx.NodeProto, path: str | Path) -> Iterator[None]:
+    """Blames a node for attributes or shapes that its op type cannot have.
+
+    Files may hold anything; what the rules of an op stumble over is an error of the file.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, FormatError):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        raise FormatError(f"{path}: {label(node)} cannot be understood ({what})") from error
 
 
 def constants(graph: onnx.GraphProto) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 from egx.errors import FormatError
 from egx.formats.onnx_contrib import SAME_SHAPE, equivalent, standard_node
-from egx.formats.onnx_read import label, sort_nodes, subgraphs
+from egx.formats.onnx_read import label, reading, sort_nodes, subgraphs
 from egx.formats.onnx_types import (
     MICROSOFT,
     STANDARD,
@@ -29,6 +29,7 @@ EVALUATED_ELEMENTS = 1024
 EVALUATED_DEPTH = 100
 RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike"}
 RANDOM |= {"Bernoulli", "Multinomial"}
+GENERATORS = {"ConstantOfShape", "EyeLike", "Range"}
 # What moves constants about but leaves them as they are stored.
 STORED_AS_INPUT = {"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
 
@@ -71,17 +72,21 @@ class Tensors:
             if value.name not in self.constant:
                 self.info[value.name] = known_info(value.type) or TensorInfo((), T.UNDEFINED, 0)
         for node in graph.node:
-            outputs = [name for name in node.output if name]
-            self._maker.update(dict.fromkeys(outputs, node))
-            if self._is_constant(node):
-                self.constant.update(outputs)
-            known = {n: known_info(self._types[n]) for n in outputs if n in self._types}
-            if any(known.get(name) is None for name in outputs):
-                known = self._repair(node)
-            for name in outputs:
-                info = known[name]
-                assert info is not None
-                self.info[name] = self._as_stored(node, name, info)
+            with reading(node, self.path):
+                self._visit(node)
+
+    def _visit(self, node: onnx.NodeProto) -> None:
+        outputs = [name for name in node.output if name]
+        self._maker.update(dict.fromkeys(outputs, node))
+        if self._is_constant(node):
+            self.constant.update(outputs)
+        known = {n: known_info(self._types[n]) for n in outputs if n in self._types}
+        if any(known.get(name) is None for name in outputs):
+            known = self._repair(node)
+        for name in outputs:
+            info = known[name]
+            assert info is not None
+            self.info[name] = self._as_stored(node, name, info)
 
     def _read_constants(self, graph: onnx.GraphProto) -> None:
         for tensor in graph.initializer:
@@ -114,6 +119,26 @@ class Tensors:
         if node.op_type in STORED_AS_INPUT:
             return info._replace(bytes=self.info[node.input[0]].bytes)
         return info
+
+    def parameters(self, weights: Iterable[str]) -> int:
+        """Elements of the stored numbers that these constants were folded from, each once.
+
+        Integers of 64 bits and truth values are indices, shapes and masks, and do not count.
+        """
+        seen: set[str] = set()
+        stack = list(weights)
+        count = 0
+        while stack:
+            name = stack.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            node = self._maker.get(name)
+            if node is not None and node.op_type not in GENERATORS:
+                stack.extend(n for n in node.input if n in self.constant)
+            elif self.info[name].dtype not in (T.INT64, T.BOOL, T.STRING):
+                count += self.info[name].elements
+        return count
 
     def value(self, name: str) -> np.ndarray | None:
         """The value of a small constant, if it can be known."""
@@ -170,7 +195,7 @@ class Tensors:
             if info is None and kind is not None and kind.HasField("sequence_type"):
                 # A sequence holds what it was made of: one tensor of all their bytes.
                 self._types[name] = kind
-                parts = [self.info[n] for n in node.input if n]
+                parts = [self.info[n] for n in node.input if n and n not in self.constant]
                 shape = parts[0].shape if parts else ()
                 result[name] = TensorInfo(shape, T.UNDEFINED, sum(p.bytes for p in parts))
                 continue
@@ -251,20 +276,24 @@ class Tensors:
         guess = _bound(node, self, first, k)
         sizes: list[int | None] = list(guess)
         params = [""] * len(guess)
+        unknown = set(range(len(guess)))
         if tensor.HasField("shape"):
             params = [dim.dim_param for dim in tensor.shape.dim]
             fits = len(guess) == len(params)
+            unknown = {k for k, dim in enumerate(tensor.shape.dim) if not dim.HasField("dim_value")}
             sizes = [
                 dim.dim_value if dim.HasField("dim_value") else guess[axis] if fits else 1
                 for axis, dim in enumerate(tensor.shape.dim)
             ]
-        for axis, param in enumerate(params):
-            for key in (f"{name}.{axis}", param):
+        for axis in sorted(unknown):
+            for key in (f"{name}.{axis}", params[axis]):
                 if key in self._dims:
                     self.used_dims.add(key)
                     sizes[axis] = self._dims[key]
+                    unknown.discard(axis)
                     break
-        self.assumed.append(name)
+        if unknown or not tensor.HasField("shape"):
+            self.assumed.append(name)
         shape = tuple(n or 0 for n in sizes)
         dtype = tensor.elem_type or first.dtype
         return TensorInfo(shape, dtype, size_bytes(shape, dtype))

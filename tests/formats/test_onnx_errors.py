@@ -1,0 +1,198 @@
+"""Files that cannot be read: each a FormatError that names the file and the thing."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+
+from egx.errors import FormatError
+from egx.formats.onnx import load_onnx
+from tests.formats.onnx_models import proto, resnet50, write
+
+GOOD = "g (float[4] x) => (float[4] y) { a = Relu(x)  y = Neg(a) }"
+
+
+def refused(path, *parts: str, **options) -> None:
+    with pytest.raises(FormatError) as error:
+        load_onnx(path, **options)
+    for part in (str(path), *parts):
+        assert part in str(error.value)
+
+
+def test_missing_file(tmp_path):
+    refused(tmp_path / "nothing.onnx", "No such file")
+
+
+def test_folder(tmp_path):
+    refused(tmp_path, "cannot be read")
+
+
+def test_empty_file(tmp_path):
+    path = tmp_path / "empty.onnx"
+    path.touch()
+    refused(path, "empty")
+
+
+def test_every_truncation_of_a_file(tmp_path):
+    """No prefix of a model passes for a model."""
+    model = proto(GOOD)
+    del model.opset_import[1:]  # without the last ones it would be a complete model
+    data = model.SerializeToString()
+    path = tmp_path / "cut.onnx"
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        refused(path)
+
+
+def test_truncated_large_file(tmp_path):
+    data = resnet50().SerializeToString()
+    path = tmp_path / "cut.onnx"
+    for part in np.linspace(0, len(data) - 1, 23).astype(int):
+        path.write_bytes(data[:part])
+        refused(path)
+
+
+def test_random_bytes(tmp_path):
+    rng = np.random.default_rng(0)
+    path = tmp_path / "random.onnx"
+    for length in (1, 10, 100, 10_000):
+        for _ in range(20):
+            path.write_bytes(rng.bytes(length))
+            refused(path)
+
+
+@pytest.mark.filterwarnings("ignore::egx.formats.onnx.OnnxWarning")
+def test_flipped_bytes_never_crash(tmp_path):
+    """Damage inside a file is refused, or leaves a model; nothing else comes out."""
+    rng = np.random.default_rng(1)
+    data = write(tmp_path, GOOD.replace("Relu(x)", "Add(x, w)"), w="float 4").read_bytes()
+    path = tmp_path / "damaged.onnx"
+    refusals = 0
+    for _ in range(300):
+        damaged = bytearray(data)
+        for place in rng.integers(len(data), size=2):
+            damaged[place] = rng.integers(256)
+        path.write_bytes(bytes(damaged))
+        try:
+            load_onnx(path)
+        except FormatError:
+            refusals += 1
+    assert 100 < refusals < 300
+
+
+def test_text_instead_of_a_model(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
+    refused(path, "not an ONNX model")
+
+
+def test_gz_that_is_no_gzip(tmp_path):
+    path = tmp_path / "model.onnx.gz"
+    path.write_bytes(write(tmp_path, GOOD).read_bytes())
+    refused(path, "gzip")
+
+
+def test_truncated_gz(tmp_path):
+    packed = gzip.compress(write(tmp_path, GOOD).read_bytes())
+    path = tmp_path / "model.onnx.gz"
+    for length in (5, len(packed) // 2, len(packed) - 1):
+        path.write_bytes(packed[:length])
+        refused(path, "gzip")
+    path.write_bytes(packed[:20] + b"\xff\xff" + packed[22:])
+    refused(path, "gzip")
+
+
+def test_graph_without_nodes(tmp_path):
+    refused(write(tmp_path, "nobody (float[4] x) => (float[4] x) { }"), "'nobody' is empty")
+
+
+def test_nothing_left_after_folding(tmp_path):
+    text = "g (float[4] x) => (float[4] y, float[4] z) { y = Identity(x)  z = Neg(w) }"
+    refused(write(tmp_path, text, w="float 4"), "nothing is computed")
+
+
+def test_no_outputs(tmp_path):
+    model = proto(GOOD)
+    del model.graph.output[:]
+    path = tmp_path / "mute.onnx"
+    path.write_bytes(model.SerializeToString())
+    refused(path, "outputs")
+
+
+def test_cycle(tmp_path):
+    text = "g (float[4] x) => (float[4] y) { a = Add(x, c)  b = Neg(a)  c = Exp(b)  y = Neg(c) }"
+    refused(write(tmp_path, text), "cycle", "makes 'a'", "makes 'b'", "makes 'c'")
+
+
+def test_self_loop(tmp_path):
+    refused(write(tmp_path, "g (float[4] x) => (float[4] y) { y = Add(x, y) }"), "cycle", "'y'")
+
+
+def test_undefined_tensor(tmp_path):
+    text = "g (float[4] x) => (float[4] y) { y = Add(x, ghost) }"
+    refused(write(tmp_path, text), "'ghost'", "Add", "'y'")
+
+
+def test_undefined_tensor_in_a_body(tmp_path):
+    text = """g (bool c, float[4] x) => (float[4] y) { y = If (c) <
+        then_branch = yes () => (float[4] a) { a = Neg(ghost) },
+        else_branch = no () => (float[4] b) { b = Neg(x) }> }"""
+    refused(write(tmp_path, text), "'ghost'", "If")
+
+
+def test_undefined_output(tmp_path):
+    model = proto(GOOD)
+    model.graph.output[0].name = "ghost"
+    path = tmp_path / "ghost.onnx"
+    path.write_bytes(model.SerializeToString())
+    refused(path, "'ghost'", "no node")
+
+
+def test_tensor_made_twice(tmp_path):
+    text = "g (float[4] x) => (float[4] y) { y = Neg(x)  y = Exp(x) }"
+    refused(write(tmp_path, text), "'y'", "twice", "Exp")
+
+
+def test_impossible_shapes(tmp_path):
+    text = "g (float[4,5] x) => (float[4,7] y) { a = Neg(x)  b = MatMul(a, w)  y = Neg(b) }"
+    refused(write(tmp_path, text, w="float 6 7"), "MatMul", "'b'", "impossible shapes")
+
+
+def test_input_without_a_rank(tmp_path):
+    model = proto(GOOD)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    path = tmp_path / "rankless.onnx"
+    path.write_bytes(model.SerializeToString())
+    refused(path, "'x'", "no shape")
+
+
+def test_negative_initializer(tmp_path):
+    model = proto(GOOD, w="float 4")
+    model.graph.initializer[0].dims[0] = -4
+    path = tmp_path / "negative.onnx"
+    path.write_bytes(model.SerializeToString())
+    refused(path, "'w'", "-4")
+
+
+def test_no_opset(tmp_path):
+    model = proto(GOOD)
+    del model.opset_import[:]
+    path = tmp_path / "opset.onnx"
+    path.write_bytes(model.SerializeToString())
+    refused(path, "opset_import")
+
+
+@pytest.mark.parametrize("word", ["layers", "", "OP"])
+def test_wrong_granularity(tmp_path, word):
+    refused(write(tmp_path, GOOD), repr(word), "layer, op", granularity=word)
+
+
+def test_absent_external_data_is_never_opened(tmp_path):
+    model = proto("g (float[4,4] x) => (float[4,4] y) { y = MatMul(x, w) }", w="float 4 4")
+    entry = model.graph.initializer[0].external_data.add()
+    entry.key, entry.value = "location", "nowhere/weights.bin"
+    path = tmp_path / "external.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert load_onnx(path).notes["weight_bytes"] == 64
