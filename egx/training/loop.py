@@ -205,12 +205,12 @@ class _Session:
         with StopFlag() as stop:
             try:
                 while state.generation < plan.generations and reason is None:
-                    before = time.perf_counter()
+                    before, done = time.perf_counter(), state.generation
                     count = min(size, plan.generations - state.generation, CHUNK_ROWS)
                     state = self.stepper.advance(state, count, plan.budget, deadline)
                     whole = state if state.whole else whole
                     now = time.perf_counter()
-                    each = max((now - before) / count, 1e-9)
+                    each = max((now - before) / (state.generation - done), 1e-9)
                     size = max(1, min(8 * count, int(CHUNK_SECONDS / each)))
                     reason = self._stop_reason(state, stop, deadline)
                     if deadline is not None:
@@ -218,14 +218,17 @@ class _Session:
                     self._report(state)
                     self.checkpoints.save(whole, self._metadata(), force=False)
             except KeyboardInterrupt:
-                reason = "ctrl-c"
+                reason = "ctrl-c" if self._unfinished(state) else None
         self.checkpoints.save(whole, self._metadata(), force=True)
         return state, reason
+
+    def _unfinished(self, state: RunState) -> bool:
+        return not state.whole or state.generation < self.plan.generations
 
     def _stop_reason(
         self, state: RunState, stop: StopFlag, deadline: float | None
     ) -> Reason | None:
-        if state.whole and state.generation >= self.plan.generations:
+        if not self._unfinished(state):
             return None
         if deadline is not None and time.perf_counter() >= deadline:
             return "time limit"

@@ -58,7 +58,7 @@ class Stepper(Protocol):
         """Compiles, and returns the run before its first generation."""
 
     def advance(self, run: RunState, count: int, budget: int, deadline: float | None) -> RunState:
-        """`run` after `count` more generations, or fewer where it was told to stop."""
+        """`run` after up to `count` more generations, at least one."""
 
     def adopt(self, reference_cost: float) -> None:
         """Takes over the reference cost of a run that is resumed."""
@@ -103,7 +103,7 @@ class Simulated:
 
 
 class Measured:
-    """Evaluates by a callable on the host, one candidate at a time.
+    """Evaluates by a callable on the host, one candidate at a time, one generation a chunk.
 
     A measurement that raises, or returns anything but a finite number of 0 or more, fails: its
     candidate is infeasible. Ctrl-C and the time limit stop between two candidates; what was
@@ -147,13 +147,6 @@ class Measured:
         self._measured_reference = True
 
     def advance(self, run: RunState, count: int, budget: int, deadline: float | None) -> RunState:
-        for _ in range(count):
-            run = self._generation(run, budget, deadline)
-            if not run.whole:
-                break
-        return run
-
-    def _generation(self, run: RunState, budget: int, deadline: float | None) -> RunState:
         candidates, states = self._ask(run.states, run.generation)
         host = {name: np.asarray(value) for name, value in candidates.items()}
         seeds, batch = len(self.keys), self.search.batch_size
