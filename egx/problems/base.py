@@ -165,4 +165,5 @@ def squared_speedup_reward(
 ) -> Float[Array, ""]:
     """(reference / cost)^2 - 1, and 0 where the cost is 0."""
     ratio = reference_cost / jnp.where(cost > 0, cost, 1.0)
-    return jnp.where(cost > 0, ratio * ratio - 1.0, 0.0)
+    # As a product of sums: a compiler may round ratio * ratio - 1 once or twice, as it likes.
+    return jnp.where(cost > 0, (ratio - 1.0) * (ratio + 1.0), 0.0)
