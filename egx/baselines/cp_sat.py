@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
-from egx.baselines.milp import SCALED_LATENCY, Program
+from egx.baselines.milp import LOGIC, SCALED_LATENCY, TIME, Program
 from egx.errors import InternalError, MissingExtraError
 
+cp_model: Any
 try:
     from ortools.sat.python import cp_model
 except ImportError:  # an optional extra
     cp_model = None
 
 LATENCY_TICKS = 2**40
+_TICKS = LATENCY_TICKS / SCALED_LATENCY
+
+
+def check_installed() -> None:
+    """Raises MissingExtraError without OR-tools."""
+    if cp_model is None:
+        raise MissingExtraError("CP-SAT needs OR-tools: pip install 'egx[exact]'")
 
 
 def solve_cp_sat(
@@ -30,51 +39,24 @@ def solve_cp_sat(
     gets dearer; sizes are exact. What CP-SAT proves in integers therefore holds for the program.
     `plan` is a hint and need not be a solution of `program`.
     """
-    if cp_model is None:
-        raise MissingExtraError("CP-SAT needs OR-tools: pip install 'egx[exact]'")
-    ticks = LATENCY_TICKS / SCALED_LATENCY
+    check_installed()
+    grain = _grains(program)
     model = cp_model.CpModel()
-    timed = np.zeros(len(program.objective), bool)
-    timed[program.start] = True
-    timed[program.free] = True
-    timed[[s.excess for s in program.steps if s.excess >= 0]] = True
-    columns = []
-    for index, (low, high) in enumerate(zip(program.lower, program.upper, strict=True)):
-        if timed[index]:
-            columns.append(model.new_int_var(0, math.ceil(high * ticks), ""))
-        else:
-            columns.append(model.new_int_var(round(low), round(high), ""))
-
-    rows = program.rows.tocsr()
-    for r, kind in enumerate(program.row_kind):
-        span = slice(rows.indptr[r], rows.indptr[r + 1])
-        indices, values = rows.indices[span].tolist(), rows.data[span]
-        lower, upper = program.row_lower[r], program.row_upper[r]
-        if kind > 0:  # a capacity: back to units
-            weights = [round(v * kind) for v in values]
-            model.add(_linear(columns, indices, weights) <= int(kind))
-        elif kind == 0:  # logic among binaries
-            weights = [round(v) for v in values]
-            model.add(_linear(columns, indices, weights) == round(lower))
-        else:  # time, always a lower side
-            if np.isfinite(upper):
-                raise InternalError("a row of times has an upper side")
-            weights = [
-                round(v) if timed[c] else math.ceil(v * ticks)
-                for c, v in zip(indices, values, strict=True)
-            ]
-            model.add(_linear(columns, indices, weights) >= math.floor(lower * ticks))
-
-    indices = np.flatnonzero(program.objective).tolist()
-    weights = [
-        round(program.objective[c]) if timed[c] else math.floor(program.objective[c] * ticks)
-        for c in indices
+    columns = [
+        model.new_int_var(math.floor(low * g), math.ceil(high * g), "")
+        for low, high, g in zip(program.lower, program.upper, grain, strict=True)
     ]
-    model.minimize(_linear(columns, indices, weights))
-    lifted = program.lift(*plan)
-    for index, variable in enumerate(columns):
-        scale = ticks if timed[index] else 1.0
-        model.add_hint(variable, round(lifted[index] * scale))
+    _add_rows(model, program, columns, grain)
+    used = np.flatnonzero(program.objective).tolist()
+    prices = [
+        round(program.objective[c])
+        if grain[c] == _TICKS
+        else math.floor(program.objective[c] * _TICKS)
+        for c in used
+    ]
+    model.minimize(_sum(columns, used, prices))
+    for variable, value in zip(columns, program.lift(*plan) * grain, strict=True):
+        model.add_hint(variable, round(value))
 
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
@@ -87,15 +69,44 @@ def solve_cp_sat(
     found = None
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         chosen = np.zeros(len(columns))
-        for indices_ in program.choice.values():
-            for c in indices_.tolist():
+        for choice in program.choice.values():
+            for c in choice.tolist():
                 chosen[c] = solver.value(columns[c])
         found = program.decode(chosen)
     bound = solver.best_objective_bound
-    # The objective may be empty, and its bound is a whole number of ticks or slightly off it.
-    seconds = program.seconds(math.floor(bound) / ticks) if np.isfinite(bound) else -np.inf
-    return found, seconds
+    return found, program.seconds(math.floor(bound) / _TICKS) if np.isfinite(bound) else -np.inf
 
 
-def _linear(columns, indices, weights):
+def _grains(program: Program) -> np.ndarray:
+    """Integers per unit of each column: ticks for times, units for shares of a level, else 1."""
+    grain = np.ones(len(program.objective))
+    grain[program.start] = _TICKS
+    grain[program.free] = _TICKS
+    grain[[step.excess for step in program.steps if step.excess >= 0]] = _TICKS
+    for level, column in program.residents.items():
+        grain[column] = float(program.instance.capacity[level])
+    return grain
+
+
+def _add_rows(model: Any, program: Program, columns: list[Any], grain: np.ndarray) -> None:
+    for r, kind in enumerate(program.row_kind.tolist()):
+        span = slice(program.rows.indptr[r], program.rows.indptr[r + 1])
+        indices, values = program.rows.indices[span].tolist(), program.rows.data[span].tolist()
+        lower, upper = float(program.row_lower[r]), float(program.row_upper[r])
+        if kind == LOGIC:
+            weights = [round(v) for v in values]
+            model.add(_sum(columns, indices, weights) == round(lower))
+        elif kind == TIME:
+            # A lower side; dearer terms stand on its left with a minus.
+            weights = [
+                round(v) if grain[c] == _TICKS else math.ceil(v * _TICKS)
+                for c, v in zip(indices, values, strict=True)
+            ]
+            model.add(_sum(columns, indices, weights) >= math.floor(lower * _TICKS))
+        else:  # a capacity, whose row was divided by it
+            weights = [round(v * kind / grain[c]) for c, v in zip(indices, values, strict=True)]
+            model.add(_sum(columns, indices, weights) <= round(upper * kind))
+
+
+def _sum(columns: list[Any], indices: list[int], weights: list[int]) -> Any:
     return cp_model.LinearExpr.weighted_sum([columns[c] for c in indices], weights)

@@ -23,7 +23,7 @@ from jaxtyping import Array
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from egx.baselines.bounds import LinearBound, combinatorial_bound, solve_relaxation
-from egx.baselines.cp_sat import solve_cp_sat
+from egx.baselines.cp_sat import check_installed, solve_cp_sat
 from egx.baselines.instance import (
     Instance,
     fits,
@@ -120,6 +120,8 @@ def exact(
         raise SearchError(f"time_limit_s must be 0 or more, got {time_limit_s!r}")
     if not 0 <= relative_gap < 1:
         raise SearchError(f"relative_gap must be in [0, 1), got {relative_gap!r}")
+    if solver == "cp-sat":
+        check_installed()
     instance = memory_instance(problem)
 
     def left() -> float:

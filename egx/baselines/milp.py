@@ -27,6 +27,7 @@ import scipy.sparse as sp
 from egx.baselines.instance import Instance, maximal_steps
 
 HULL_COMBINATIONS = 256
+SHARED_RESIDENTS = 200_000
 SCALED_LATENCY = 1000.0
 
 TIME, LOGIC = -1, 0
@@ -72,6 +73,7 @@ class Program:
     integral: np.ndarray
     choice: dict[Variable, np.ndarray]  # columns [M]
     steps: list[Step]
+    residents: dict[int, int]  # level -> column: its share taken by weights
     start: np.ndarray  # prefetch: columns [N + 1], the last is the latency
     free: np.ndarray  # prefetch: columns [M, ops with weights]
 
@@ -97,6 +99,9 @@ class Program:
         columns = np.zeros(len(self.objective))
         for (kind, op), indices in self.choice.items():
             columns[indices[levels[kind][op]]] = 1.0
+        for level, column in self.residents.items():
+            held = int(self.instance.weight_units[weights == level].sum())
+            columns[column] = held / int(self.instance.capacity[level])
         for step in self.steps:
             picked = np.array([levels[kind][op] for kind, op in step.variables])
             if step.hull.size:
@@ -160,13 +165,15 @@ class _Builder:
 
 
 def build_program(
-    instance: Instance, *, scale_s: float, hull_combinations: int = HULL_COMBINATIONS
+    instance: Instance, *, scale_s: float, hull_combinations: int | None = None
 ) -> Program:
     """The program of `instance`; ops with more combinations than allowed get epigraph rows.
 
     `scale_s` should make a good plan's latency about `SCALED_LATENCY`.
     """
     n, levels = instance.num_ops, instance.num_levels
+    if hull_combinations is None:
+        hull_combinations = HULL_COMBINATIONS
     builder = _Builder()
 
     choice: dict[Variable, np.ndarray] = {}
@@ -176,7 +183,7 @@ def build_program(
     ):
         for op in np.flatnonzero(units).tolist():
             choice[kind, op] = builder.columns(levels, upper=1.0, integral=True)
-    _capacities(builder, instance, choice)
+    residents = _capacities(builder, instance, choice)
     for indices in choice.values():
         builder.row([(c, 1.0) for c in indices.tolist()], 1.0, 1.0, LOGIC)
 
@@ -211,16 +218,23 @@ def build_program(
         integral=np.asarray(builder.integral, bool),
         choice=choice,
         steps=steps,
+        residents=residents,
         start=start,
         free=free,
     )
 
 
-def _capacities(builder: _Builder, instance: Instance, choice: dict[Variable, np.ndarray]) -> None:
-    """Forbids levels too small for one item, and bounds every maximal live set."""
+def _capacities(
+    builder: _Builder, instance: Instance, choice: dict[Variable, np.ndarray]
+) -> dict[int, int]:
+    """Forbids levels too small for one item, and bounds every maximal live set.
+
+    Returns the columns that stand for all weights of a level, where there are any.
+    """
+    residents: dict[int, int] = {}
     for level in range(1, instance.num_levels):
         capacity = int(instance.capacity[level])
-        allowed = {"weights": [], "activations": []}
+        allowed: dict[str, list[int]] = {"weights": [], "activations": []}
         for (kind, op), indices in choice.items():
             units = instance.weight_units if kind == "weights" else instance.output_units
             if units[op] > capacity:
@@ -229,22 +243,52 @@ def _capacities(builder: _Builder, instance: Instance, choice: dict[Variable, np
                 allowed[kind].append(op)
         outputs = np.zeros(instance.num_ops, bool)
         outputs[allowed["activations"]] = True
-        weights = [
-            (int(choice["weights", op][level]), int(instance.weight_units[op]))
+        sets = _live_sets(instance, outputs)
+        weights = {
+            int(choice["weights", op][level]): int(instance.weight_units[op])
             for op in allowed["weights"]
+        }
+        live = [
+            {int(choice["activations", op][level]): units for op, units in held.items()}
+            for held in sets
         ]
-        tensors = np.flatnonzero(outputs[instance.tensor_producer] & (instance.tensor_units > 0))
-        for step in maximal_steps(instance, outputs).tolist():
-            live: dict[int, int] = {}
-            for tensor in tensors.tolist():
-                op = int(instance.tensor_producer[tensor])
-                if op <= step <= instance.tensor_last[tensor]:
-                    column = int(choice["activations", op][level])
-                    live[column] = live.get(column, 0) + int(instance.tensor_units[tensor])
-            items = [*weights, *live.items()]
-            if sum(units for _, units in items) > capacity:
-                terms = [(column, units / capacity) for column, units in items]
-                builder.row(terms, -np.inf, 1.0, capacity)
+        total = sum(weights.values())
+        binding = [held for held in live if total + sum(held.values()) > capacity]
+        if len(weights) * len(binding) > SHARED_RESIDENTS:
+            # One column stands for all weights of the level, so that rows stay short.
+            resident = int(builder.columns(1, upper=1.0)[0])
+            row = [(column, units / capacity) for column, units in weights.items()]
+            builder.row([*row, (resident, -1.0)], -np.inf, 0.0, capacity)
+            weights = {resident: capacity}
+            residents[level] = resident
+        for held in binding:
+            items = [*weights.items(), *held.items()]
+            builder.row([(c, units / capacity) for c, units in items], -np.inf, 1.0, capacity)
+    return residents
+
+
+def _live_sets(instance: Instance, outputs: np.ndarray) -> list[dict[int, int]]:
+    """Units by producer in each maximal live set, of the ops in `outputs` [N]."""
+    counts = outputs[instance.tensor_producer] & (instance.tensor_units > 0)
+    steps = set(maximal_steps(instance, outputs).tolist())
+    dying: dict[int, list[int]] = {}
+    for tensor in np.flatnonzero(counts).tolist():
+        dying.setdefault(int(instance.tensor_last[tensor]), []).append(tensor)
+    born = np.zeros(instance.num_ops, np.int64)
+    np.add.at(born, instance.tensor_producer[counts], instance.tensor_units[counts])
+    live: dict[int, int] = {}
+    sets = []
+    for step in range(instance.num_ops):
+        if born[step]:
+            live[step] = int(born[step])
+        if step in steps:
+            sets.append(dict(live))
+        for tensor in dying.get(step, ()):
+            op = int(instance.tensor_producer[tensor])
+            live[op] -= int(instance.tensor_units[tensor])
+            if not live[op]:
+                del live[op]
+    return sets
 
 
 def _step(

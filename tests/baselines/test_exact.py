@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from egx.baselines import cp_sat
 from egx.baselines import exact as exact_module
+from egx.baselines import milp as milp_module
 from egx.baselines.bounds import combinatorial_bound, lp_bound
 from egx.baselines.exact import check_bound, exact, float32_slack
 from egx.baselines.instance import fits, latency, maximal_steps, memory_instance, to_levels
 from egx.baselines.milp import build_program
-from egx.errors import GraphError, InternalError, SearchError
+from egx.errors import GraphError, InternalError, MissingExtraError, SearchError
 from egx.problems.memory_placement import MemoryPlacement
 from tests.oracles import memory_oracle as oracle
 from tests.simulate import cases
@@ -72,6 +74,34 @@ def test_finds_and_proves_the_best_of_all_maps(prefetch):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
+def test_cp_sat_agrees(prefetch, monkeypatch):
+    pytest.importorskip("ortools")
+    solved = []
+
+    def counted(*args, **kwargs):
+        solved.append(cp_sat.solve_cp_sat(*args, **kwargs))
+        return solved[-1]
+
+    monkeypatch.setattr(exact_module, "solve_cp_sat", counted)
+    for seed in range(8):
+        monkeypatch.setattr(milp_module, "SHARED_RESIDENTS", 0 if seed % 2 else 10**6)
+        monkeypatch.setattr(milp_module, "HULL_COMBINATIONS", 1 if seed % 3 else 256)
+        problem = tiny(100 * prefetch + seed, prefetch)
+        found = exact(problem, solver="cp-sat")
+        best = best_of_all(problem)
+        assert found.status == "proved"
+        assert found.cost == pytest.approx(best, rel=float32_slack(problem))
+        assert found.bound <= best * (1 + float32_slack(problem))
+    assert len(solved) >= 2  # the relaxation alone proves the others
+
+
+def test_cp_sat_without_or_tools_names_the_extra(monkeypatch):
+    monkeypatch.setattr(cp_sat, "cp_model", None)
+    with pytest.raises(MissingExtraError, match="egx\\[exact\\]"):
+        exact(tiny(1, 0), solver="cp-sat")
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
 def test_cheap_bounds_hold(prefetch):
     tight = []
     for seed in range(6):
@@ -105,8 +135,9 @@ def test_instance_agrees_with_the_oracle(prefetch):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("hull", [1, 256])
-def test_program_values_every_valid_map_at_its_latency(prefetch, hull):
+@pytest.mark.parametrize(("hull", "shared"), [(1, 10**6), (256, 0)])
+def test_program_values_every_valid_map_at_its_latency(prefetch, hull, shared, monkeypatch):
+    monkeypatch.setattr(milp_module, "SHARED_RESIDENTS", shared)
     rng = np.random.default_rng(3)
     excluded = included = 0
     for seed in range(6):
