@@ -13,7 +13,7 @@ from egx.errors import FormatError
 from egx.files import write_whole
 from egx.problems.memory_placement import MemoryPlacement
 from egx.report.curves import convergence
-from egx.report.placement import layout
+from egx.report.placement import first_fit, layout
 from egx.report.plan import make_plan
 from egx.report.plan_file import write_plan
 from egx.report.plots import level_strips, occupancy_over_steps, transition
@@ -100,8 +100,7 @@ def reference_lines(
     problem: MemoryPlacement, bound_s: float | None, bound_status: str | None
 ) -> dict[str, float]:
     """What a convergence picture compares with."""
-    first_fit = problem.evaluate(problem.first_fit()).latency_s
-    lines = {NATIVE: float(problem.reference_cost), FIRST_FIT: float(first_fit)}
+    lines = {NATIVE: float(problem.reference_cost), FIRST_FIT: first_fit(problem)[1]}
     if bound_s is not None:
         lines["optimum" if bound_status == "proved" else "bound"] = bound_s
     return lines

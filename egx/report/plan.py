@@ -19,7 +19,14 @@ from egx.errors import FormatError
 from egx.graph.graph import Graph, graph_digest
 from egx.hardware.spec import Hardware
 from egx.problems.base import AbstractProblem
-from egx.report.placement import host_decisions, layout, require_memory_placement
+from egx.report.placement import (
+    Placement,
+    first_fit,
+    host_decisions,
+    layout,
+    require_memory_placement,
+    simulate,
+)
 from egx.training.identity import package_version
 from egx.training.result import Result
 
@@ -88,7 +95,7 @@ class Plan:
 
 def make_plan(
     problem: AbstractProblem,
-    decisions: Mapping[str, Array],
+    decisions: Placement,
     *,
     name: str = "found",
     result: Result | None = None,
@@ -109,8 +116,8 @@ def make_plan(
         FormatError: when the map is not valid: there is nothing to write then.
     """
     problem = require_memory_placement(problem)
-    outcome = problem.evaluate(decisions)
-    if not bool(outcome.feasible):
+    latency_s, fits = simulate(problem, decisions)
+    if not fits:
         raise FormatError("a plan is only written for a valid map, and this one does not fit")
     where, host, model = layout(problem), host_decisions(problem, decisions), problem.model.value
     graph = problem.graph
@@ -156,9 +163,9 @@ def make_plan(
         ),
         hardware=problem.hardware,
         prefetch=problem.prefetch,
-        latency_s=float(outcome.latency_s),
+        latency_s=latency_s,
         reference_s=float(problem.reference_cost),
-        first_fit_s=float(problem.evaluate(problem.first_fit()).latency_s),
+        first_fit_s=first_fit(problem)[1],
         bound_s=result.bound if result else None,
         bound_status=result.bound_status if result else None,
         algorithm=result.algorithm if result else None,

@@ -6,11 +6,8 @@ Shapes: N ops, M levels, B columns of a picture.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import matplotlib as mpl
 import numpy as np
-from jaxtyping import Array
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -20,6 +17,7 @@ from egx.problems.base import AbstractProblem
 from egx.report.columns import column_edges, column_max, level_shares, step_label
 from egx.report.placement import (
     Layout,
+    Placement,
     host_decisions,
     layout,
     occupancy,
@@ -40,8 +38,8 @@ from egx.report.units import byte_unit, format_bytes, shorten
 
 def level_strips(
     problem: AbstractProblem,
-    before: Mapping[str, Array],
-    after: Mapping[str, Array],
+    before: Placement,
+    after: Placement,
     *,
     names: tuple[str, str] = ("native", "found"),
 ) -> Figure:
@@ -72,8 +70,8 @@ def level_strips(
 
 def transition(
     problem: AbstractProblem,
-    before: Mapping[str, Array],
-    after: Mapping[str, Array],
+    before: Placement,
+    after: Placement,
     *,
     names: tuple[str, str] = ("native", "found"),
 ) -> Figure:
@@ -101,8 +99,8 @@ def transition(
 
 def occupancy_over_steps(
     problem: AbstractProblem,
-    before: Mapping[str, Array],
-    after: Mapping[str, Array],
+    before: Placement,
+    after: Placement,
     *,
     names: tuple[str, str] = ("native", "found"),
 ) -> Figure:

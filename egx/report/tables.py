@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from rich import box
@@ -15,7 +14,7 @@ from rich.text import Text
 from egx.graph.graph import OP_CLASSES, Model, real_sizes
 from egx.hardware.spec import Hardware
 from egx.problems.base import AbstractProblem
-from egx.report.placement import host_decisions, layout, occupancy
+from egx.report.placement import Placement, host_decisions, layout, occupancy
 from egx.report.units import (
     format_bytes,
     format_count,
@@ -127,8 +126,8 @@ def latency_table(
 
 def level_table(
     problem: AbstractProblem,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
+    before: Placement,
+    after: Placement,
     *,
     names: tuple[str, str] = ("native", "found"),
 ) -> Table:

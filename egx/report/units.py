@@ -56,7 +56,10 @@ def format_seconds(value: float, digits: int = 4) -> str:
 def format_count(value: float, unit: str = "") -> str:
     """Such as "8.2 G" of anything, with decimal prefixes."""
     scale, prefix = next((c for c in _COUNTS if abs(value) >= c[0] * _REACHED), _COUNTS[-1])
-    text = f"{value:g}" if not prefix and value == int(value) else significant(value / scale)
+    amount = value / scale
+    whole = round(amount)
+    # Rates are float32: 10 GB/s is whole although its last bits are not.
+    text = f"{whole}" if math.isclose(amount, whole, rel_tol=1e-6) else significant(amount)
     return f"{text} {prefix}{unit}".rstrip()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from egx.baselines.exact import ExactSolution
 from egx.problems.memory_placement import MemoryPlacement
+from egx.report.placement import first_fit
 from egx.report.tables import Table, latency_table
 from egx.report.units import format_percent
 from egx.training.result import Result
@@ -91,10 +92,9 @@ def judge(
 
     A bound is the solver's; without one, the result's own.
     """
-    first_fit = problem.first_fit()
     plans = [
         KnownPlan(NATIVE, problem.reference, float(problem.reference_cost), True),
-        KnownPlan(FIRST_FIT, first_fit, float(problem.evaluate(first_fit).latency_s), True),
+        KnownPlan(FIRST_FIT, *first_fit(problem), True),
         KnownPlan(FOUND, result.decisions, result.cost, result.feasible),
     ]
     bound, status = result.bound, result.bound_status

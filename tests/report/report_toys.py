@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,6 +15,7 @@ from egx.problems.memory_placement import MemoryPlacement
 KIB = 1024
 
 
+@functools.cache
 def toy_model(pad_to=None) -> Model:
     """Three layers and a pool: weights 4, 0, 2, 3 KiB, outputs 2, 1, 1, 1 KiB; op 0 is read twice.
 
@@ -53,6 +56,7 @@ def toy_hardware() -> Hardware:
     )
 
 
+@functools.cache
 def toy_problem(prefetch: int = 0, pad_to=None) -> MemoryPlacement:
     return MemoryPlacement(toy_model(pad_to), toy_hardware(), prefetch=prefetch)
 

@@ -3,6 +3,7 @@ import math
 import pytest
 
 from egx.report.units import (
+    TIMES,
     format_bytes,
     format_count,
     format_duration,
@@ -51,8 +52,8 @@ def test_durations(value, text):
 
 
 def test_speedup_is_dashed_where_it_means_nothing():
-    assert format_speedup(3.0, 2.0) == "1.500×"
-    assert format_speedup(30.0, 2.0) == "15.0×"
+    assert format_speedup(3.0, 2.0) == f"1.500{TIMES}"
+    assert format_speedup(30.0, 2.0) == f"15.0{TIMES}"
     assert format_speedup(0.0, 2.0) == format_speedup(2.0, 0.0) == "-"
     assert format_speedup(2.0, math.inf) == "-"
 
