@@ -30,6 +30,7 @@ from egx.problems.base import (
 )
 from egx.simulate.execution import ExecutionRun, execute
 from egx.simulate.execution_table import ExecutionTable, execution_table
+from egx.simulate.timeline import Timeline, timeline
 
 DECISIONS = ("fusion", "device", "priority", "transfer_priority")
 OPTIONS = {
@@ -174,6 +175,20 @@ class Execution(AbstractProblem):
             makespan_s=jnp.minimum(run.makespan_s, _LARGEST),
             peak_units=run.peak_units,
             unit_bytes=self.graph.unit_bytes,
+        )
+
+    def timeline(self, decisions: Mapping[str, Array]) -> Timeline:
+        """When and where every op and transfer runs, and live memory along items and along time:
+        the second curve may be higher than the peak that counts. On the host."""
+        checked = self._checked(decisions)
+        run = self._run(checked, trace=True)
+        device = checked.get("device", np.zeros(self.graph.num_ops, np.int32))
+        return timeline(
+            self.graph,
+            run.trace,
+            np.asarray(device),
+            None if run.root is None else np.asarray(run.root),
+            self.hardware.num_devices,
         )
 
     def measured(self, cost: Float[Array, ""]) -> ExecutionOutcome:

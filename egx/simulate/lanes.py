@@ -9,6 +9,7 @@ Shapes: N ops, T tensors, U uses, D devices, P candidates.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -78,7 +79,7 @@ class Lanes:
         """Flat index of `entry` [..., P]."""
         return entry * self.population + jnp.arange(self.population, dtype=jnp.int32)
 
-    def empty(self, entries: int, fill: float, dtype: jnp.dtype = jnp.float32) -> Array:
+    def empty(self, entries: int, fill: float, dtype: Any = jnp.float32) -> Array:
         return jnp.full(entries * self.population, fill, dtype)
 
     def consumer(self, use: Int[Array, " P"]) -> Int[Array, " P"]:

@@ -24,8 +24,9 @@ def ranked(priority: Float[Array, "P R"]) -> Int[Array, "P R"]:
     population, items = priority.shape
     index_bits = max(1, (items - 1).bit_length())
     digit_bits = 32 - index_bits
-    # 0.0 and -0.0 are one priority.
-    bits = jax.lax.bitcast_convert_type(jnp.where(priority == 0, 0.0, priority), jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(priority, jnp.uint32)
+    # 0.0 and -0.0 are one priority. Compared as integers: a float comparison may flush subnormals.
+    bits = jnp.where(bits << 1 == 0, jnp.uint32(0), bits)
     negative = bits >> 31 == 1
     key = jnp.where(negative, bits, bits ^ jnp.uint32(0x7FFFFFFF))
     position = jnp.arange(items, dtype=jnp.uint32)
