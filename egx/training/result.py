@@ -121,7 +121,7 @@ class Result:
         except FormatError as error:
             raise FormatError(f"{where}: {error}") from None
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            detail = f"{error!r} is missing" if isinstance(error, KeyError) else str(error)
+            detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise FormatError(f"{where}: damaged result: {detail}") from error
 
     def __str__(self) -> str:

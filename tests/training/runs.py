@@ -9,12 +9,21 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 import egx
 from egx.graph.builder import GraphBuilder
-from egx.graph.graph import Model
+from egx.graph.graph import Graph, Model
 from egx.hardware.spec import Hardware
-from egx.problems.memory_placement import MemoryPlacement
+from egx.host import HostOnly
+from egx.problems.base import (
+    AbstractOutcome,
+    AbstractProblem,
+    Decisions,
+    Head,
+    check_decisions,
+    squared_speedup_reward,
+)
 from egx.search.base import AbstractSearch
 from egx.search.random import random_decisions
 
@@ -48,9 +57,64 @@ def chain(ops: int = 6, scale: int = 1, name: str = "chain") -> Model:
     return builder.build_model()
 
 
+class ToyOutcome(AbstractOutcome):
+    cost: Float[Array, ""]
+    feasible: Bool[Array, ""]
+    reward: Float[Array, ""]
+
+
+class Toy(AbstractProblem):
+    """Guess two numbers an op; the weights may not sum above a limit. Compiles in no time."""
+
+    graph: Graph
+    target: Int[Array, " N"]
+    limit: Int[Array, ""]
+    reference: Decisions
+    reference_cost: Float[Array, ""]
+    model: HostOnly[Model | None] = eqx.field(static=True)
+
+    def __init__(self, model: Model, limit: int = 7):
+        self.graph, self.model = model.graph, HostOnly(model)
+        ops = model.graph.num_ops
+        self.target = jnp.arange(ops, dtype=jnp.int32) % 3
+        self.limit = jnp.asarray(limit, jnp.int32)
+        zeros = jnp.zeros(ops, jnp.int32)
+        self.reference = {"weights": zeros, "activations": zeros}
+        self.reference_cost = self._cost(zeros, zeros)
+
+    @property
+    def heads(self) -> dict[str, Head]:
+        return {"weights": Head("op", 3), "activations": Head("op", 4)}
+
+    @property
+    def features(self) -> Float[Array, "N F"]:
+        return jnp.stack([self.target, self.graph.op_class], -1).astype(jnp.float32)
+
+    def _cost(self, weights: Array, activations: Array) -> Array:
+        wrong = jnp.abs(weights - self.target) * 4 + jnp.abs(activations - 3)
+        # Whole numbers: exact, however a compiler fuses the sum.
+        return 8.0 + jnp.sum(jnp.where(self.graph.op_mask, wrong, 0)).astype(jnp.float32)
+
+    def evaluate(self, decisions: Any) -> ToyOutcome:
+        checked = check_decisions(self, decisions)
+        cost = self._cost(checked["weights"], checked["activations"])
+        weights = jnp.where(self.graph.op_mask, checked["weights"], 0)
+        excess = jnp.maximum(jnp.sum(weights) - self.limit, 0).astype(jnp.float32)
+        good = squared_speedup_reward(self.reference_cost, cost)
+        return ToyOutcome(cost, excess == 0, jnp.where(excess == 0, good, -1.0 - excess))
+
+    def failed(self) -> ToyOutcome:
+        worst = jnp.asarray(1e6, jnp.float32)
+        return ToyOutcome(worst, jnp.zeros((), bool), -worst)
+
+    def measured(self, cost: Array) -> ToyOutcome:
+        reward = squared_speedup_reward(self.reference_cost, cost)
+        return ToyOutcome(cost, jnp.ones((), bool), reward)
+
+
 @functools.cache
-def small_problem() -> MemoryPlacement:
-    return MemoryPlacement(chain(), machine())
+def small_problem() -> Toy:
+    return Toy(chain())
 
 
 class Climber(AbstractSearch):

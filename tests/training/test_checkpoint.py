@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from runs import Climber, chain, machine, same_search, small_problem
+from runs import Climber, Toy, chain, machine, same_search, small_problem
 
 from egx.errors import CheckpointError
 from egx.problems.memory_placement import MemoryPlacement
@@ -174,19 +174,21 @@ def test_a_folder_in_use_needs_resume(tmp_path):
             {"problem": MemoryPlacement(chain(), machine(), prefetch=2)},
             "problem, prefetch: saved 0, now 2",
         ),
+        ({"problem": small_problem()}, "problem, kind: saved MemoryPlacement, now Toy"),
         ({"evaluator": lambda _: 1.0}, "evaluator: saved simulator, now on the host"),
     ],
 )
 def test_another_run_is_refused_by_what_differs(tmp_path, change, message):
-    one(tmp_path, budget=8)
+    memory = MemoryPlacement(chain(), machine())
+    one(tmp_path, problem=memory, budget=8)
     with pytest.raises(CheckpointError, match="another run.*" + message) as caught:
-        one(tmp_path, budget=8, resume=True, **change)
+        one(tmp_path, budget=8, resume=True, **{"problem": memory, **change})
     assert str(tmp_path) in str(caught.value)
 
 
 def test_names_do_not_make_another_problem(tmp_path):
     one(tmp_path, budget=8)
-    renamed = MemoryPlacement(chain(name="other"), machine())
+    renamed = Toy(chain(name="other"))
     same_search(one(budget=8), one(tmp_path, problem=renamed, budget=8, resume=True))
 
 

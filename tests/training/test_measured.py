@@ -52,7 +52,7 @@ def test_evaluator_gets_real_entries_of_its_own():
     model = chain(5)
     padded = pad_graph(model.graph, (9, 9, 9))
     problem = MemoryPlacement(padded, machine())
-    calls = []
+    calls: list[dict[str, np.ndarray]] = []
 
     def evaluator(decisions):
         calls.append({k: v.copy() for k, v in decisions.items()})
