@@ -183,7 +183,8 @@ def _size_bars(axes: Axes, size: np.ndarray, edges: np.ndarray, kind: str) -> No
 def _matrix(axes: Axes, moved: np.ndarray, levels: tuple[str, ...], names: tuple[str, str]) -> None:
     total = max(int(moved.sum()), 1)
     ramp = mpl.colormaps["Blues"]
-    for (row, column), size in np.ndenumerate(moved):
+    for (row, column), units in np.ndenumerate(moved):
+        size = int(units)
         color = mpl.colors.to_hex(ramp(0.85 * (size / total) ** 0.6)) if size else EMPTY
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fc=color, ec="white", lw=2))
         if size:

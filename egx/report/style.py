@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 INK = "#2B2F36"
@@ -70,7 +71,9 @@ def look() -> Iterator[None]:
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure in inches that belongs to no window, so that pictures need no display."""
-    return Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def heading(figure: Figure, title: str) -> None:
