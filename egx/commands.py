@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from rich.console import Console
 
 from egx import api
@@ -71,8 +72,8 @@ def optimize(options: Namespace) -> int:
         )
     stopped, solution = result.interrupted == "ctrl-c", None
     if not stopped and options.algorithm != EXACT:
-        start = result.decisions if result.feasible else None
-        solution, stopped = _bound(problem, start, options, log)
+        start = {name: jnp.asarray(value) for name, value in result.decisions.items()}
+        solution, stopped = _bound(problem, start if result.feasible else None, options, log)
     if solution is not None:
         result = result.with_bound(solution.bound, solution.status)
     verdict = judge(problem, result, solution)

@@ -13,6 +13,7 @@ from egx.errors import FormatError
 from egx.files import write_whole
 from egx.problems.memory_placement import MemoryPlacement
 from egx.report.curves import convergence
+from egx.report.latency_plot import latency_by_op, latency_parts
 from egx.report.placement import first_fit, layout
 from egx.report.plan import make_plan
 from egx.report.plan_file import write_plan
@@ -89,6 +90,9 @@ def _drawings(
         "levels": lambda: level_strips(problem, *maps, names=names),
         "transition": lambda: transition(problem, *maps, names=names),
         "occupancy": lambda: occupancy_over_steps(problem, *maps, names=names),
+        "latency": lambda: latency_by_op(
+            *(latency_parts(problem, d) for d in maps), title=title, names=names
+        ),
     }
     if not len(history):
         # A solver has none.

@@ -8,7 +8,8 @@ from egx.graph.builder import GraphBuilder
 from egx.problems.memory_placement import MemoryPlacement
 from egx.report.columns import MAX_COLUMNS, column_edges, column_max, level_shares, step_label
 from egx.report.curves import convergence
-from egx.report.latency_plot import latency_by_op
+from egx.report.latency_plot import latency_by_op, latency_parts
+from egx.report.placement import simulate
 from egx.report.plots import level_strips, occupancy_over_steps, transition
 from egx.report.style import level_colors, series_style, spread
 
@@ -86,6 +87,19 @@ def test_pictures_leave_the_callers_style_alone():
     problem = toy_problem()
     level_strips(problem, problem.reference, maps(problem))
     assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("pad_to", [None, (9, 8, 12)])
+def test_parts_add_up_to_the_simulated_latency(prefetch, pad_to):
+    problem = toy_problem(prefetch, pad_to)
+    for decisions in (problem.reference, maps(problem)):
+        parts = latency_parts(problem, decisions)
+        assert all(values.shape == (4,) for values in parts.values())
+        assert not np.any((parts["compute"] > 0) & (parts["memory"] > 0))
+        latency_s, _ = simulate(problem, decisions)
+        assert sum(v.sum() for v in parts.values()) == pytest.approx(latency_s, rel=1e-5)
+    assert np.any(parts["wait"]) == (prefetch > 0)
 
 
 def test_latency_adds_up():
