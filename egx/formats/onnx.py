@@ -24,18 +24,10 @@ import onnx
 from egx.errors import FormatError, GraphError
 from egx.formats.onnx_contrib import equivalent
 from egx.formats.onnx_control import body_cost
+from egx.formats.onnx_flops import Call, attributes_of, call_of
 from egx.formats.onnx_geometry import geometry
 from egx.formats.onnx_layers import ImportedOp, fuse
-from egx.formats.onnx_ops import (
-    CONTROL_FLOW,
-    Call,
-    Cost,
-    attributes_of,
-    call_of,
-    cost,
-    parameters,
-    rule,
-)
+from egx.formats.onnx_ops import CONTROL_FLOW, Cost, cost, parameters, rule
 from egx.formats.onnx_read import captured, node_reads, read_model, reading, set_dims, subgraphs
 from egx.formats.onnx_shapes import Tensors, prepare
 from egx.formats.onnx_types import STANDARD

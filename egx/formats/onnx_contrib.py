@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import onnx
 from onnx import TensorProto as T
 
-from egx.formats.onnx_types import STANDARD
+from egx.formats.onnx_types import MICROSOFT, STANDARD, TensorInfo
 
 
 class Equivalent(NamedTuple):
@@ -58,12 +59,35 @@ SAME_SHAPE = {"FastGelu", "BiasGelu", "SkipLayerNormalization", "RotaryEmbedding
 SAME_SHAPE |= {"QuantizeLinear", "DequantizeLinear"}
 
 
+def contrib_shapes(
+    node: onnx.NodeProto, info: Mapping[str, TensorInfo]
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of outputs by name, for vendor ops that are no standard op in disguise."""
+    if node.domain != MICROSOFT:
+        return {}
+    shapes = [info[name].shape if name else () for name in node.input]
+    attributes = {a.name: a.i for a in node.attribute}
+    first = shapes[0] if shapes else ()
+    made: tuple[int, ...] | None = None
+    if node.op_type == "MatMulNBits":
+        made = (*first[:-1], attributes["N"])
+    elif node.op_type == "FusedMatMul":
+        rows = first[-1] if attributes.get("transA") else first[-2]
+        columns = shapes[1][-2] if attributes.get("transB") else shapes[1][-1]
+        made = (*max(first[:-2], shapes[1][:-2], key=len), rows, columns)
+    elif node.op_type == "Attention" and len(shapes) > 1:
+        made = (*first[:-1], shapes[1][-1] // 3)
+    elif node.op_type in ("MultiHeadAttention", "GroupQueryAttention"):
+        made = first
+    return {} if made is None else {node.output[0]: made}
+
+
 def equivalent(node: onnx.NodeProto) -> Equivalent | None:
     """The standard op that `node` amounts to, or None."""
     domain = "" if node.domain in STANDARD else node.domain
-    if domain == "com.microsoft" and node.op_type == "QLinearConcat":
+    if domain == MICROSOFT and node.op_type == "QLinearConcat":
         return Equivalent("Concat", tuple(range(2, len(node.input), 3)))
-    if domain == "com.microsoft" and node.op_type == "FusedMatMul":
+    if domain == MICROSOFT and node.op_type == "FusedMatMul":
         plain = not any(a.name.startswith("trans") and a.i for a in node.attribute)
         return Equivalent("MatMul", (0, 1)) if plain else None
     return EQUIVALENTS.get((domain, node.op_type))

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import onnx
 
 from egx.formats.onnx_contrib import equivalent
-from egx.formats.onnx_ops import CONTROL_FLOW, call_of, cost, rule
+from egx.formats.onnx_flops import call_of
+from egx.formats.onnx_ops import CONTROL_FLOW, cost, rule
 from egx.formats.onnx_read import subgraphs
 from egx.formats.onnx_shapes import Tensors
 from egx.formats.onnx_types import STANDARD, TensorInfo, known_info, size_bytes

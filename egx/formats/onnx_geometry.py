@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from egx.formats.onnx_ops import Call
+from egx.formats.onnx_flops import Call
 
 # Ops whose rank-3 tensors are [N, C, L]: their second axis is always channels.
 _CHANNELS_SECOND = {

@@ -14,7 +14,7 @@ from onnx import numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from egx.errors import FormatError
-from egx.formats.onnx_contrib import SAME_SHAPE, equivalent, standard_node
+from egx.formats.onnx_contrib import SAME_SHAPE, contrib_shapes, equivalent, standard_node
 from egx.formats.onnx_read import label, reading, sort_nodes, subgraphs
 from egx.formats.onnx_types import (
     MICROSOFT,
@@ -224,7 +224,12 @@ class Tensors:
             shape = self.info[rewritten.input[0]].shape
             dtype = _converted(node, self.info)
             kind = onnx.helper.make_tensor_type_proto(dtype, shape)
-            return {rewritten.output[0]: kind}
+            # A skip connection also returns its sum, as the fourth.
+            return {name: kind for name in (*rewritten.output[:1], *rewritten.output[3:4]) if name}
+        shapes = contrib_shapes(node, self.info)
+        if shapes:
+            dtype = self.info[node.input[0]].dtype
+            return {n: onnx.helper.make_tensor_type_proto(dtype, s) for n, s in shapes.items()}
         found = self._by_schema(node, rewritten, given)
         if same is not None:
             for kind in found.values():

@@ -6,7 +6,8 @@ import onnx
 import pytest
 
 from egx.formats.onnx import OnnxWarning, load_onnx
-from egx.formats.onnx_ops import RULES, einsum_sizes
+from egx.formats.onnx_flops import einsum_sizes
+from egx.formats.onnx_ops import RULES
 from egx.formats.onnx_types import size_bytes
 from tests.formats.onnx_models import TYPES, Op, describe, write
 
@@ -351,6 +352,34 @@ def test_contrib_ops_without_schemas(tmp_path):
     assert [op.type for op in ops] == ["matmul", "gelu", "layernorm"]
     assert ops[0].flops == 2 * 6 * 32 * 32
     assert all(list(op.writes.values()) == [4 * 6 * 32] for op in ops)
+
+
+def test_contrib_shapes(tmp_path):
+    text = """g (float[2,6,32] x) => (float[a,b,c] h, float[d,e,f] k)
+    {
+      m = com.microsoft.MatMulNBits<K=32, N=48, bits=4, block_size=32>(x, q, s)
+      t = com.microsoft.FusedMatMul<transA=1, transB=1>(m, w)
+      k = Neg(t)
+      z = com.microsoft.Attention<num_heads=4>(x, p, b)
+      n, , , sum = com.microsoft.SkipLayerNormalization(z, x, g)
+      h = com.microsoft.MultiHeadAttention<num_heads=4>(n, sum, sum)
+    }"""
+    path = write(
+        tmp_path,
+        text,
+        q="uint8 48 1 16",
+        s="float 48",
+        w="float 2 10 6",
+        p="float 32 96",
+        b="float 96",
+        g="float 32",
+    )
+    made = {}
+    for op in describe(load_onnx(path, granularity="op")):
+        made |= op.writes
+    sizes = {"m": 2 * 6 * 48, "t": 2 * 48 * 10, "z": 2 * 6 * 32, "n": 2 * 6 * 32, "h": 2 * 6 * 32}
+    assert {name: made[name] for name in sizes} == {k: 4 * n for k, n in sizes.items()}
+    assert made["sum"] == made["n"]
 
 
 def test_unknown_ops_are_opaque_with_one_warning(tmp_path):
