@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float, Int
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.patheffects import withStroke
 
 from egx.graph.graph import real_sizes
 from egx.problems.base import AbstractProblem
 from egx.report.columns import MAX_COLUMNS, column_edges, step_label
 from egx.report.placement import Placement, host_decisions, layout, require_memory_placement
-from egx.report.style import INK, PARTS, heading, look, new_figure, text_on
+from egx.report.style import PARTS, heading, look, new_figure, text_on
 from egx.report.units import second_unit, significant
 
 
@@ -98,36 +95,27 @@ def latency_by_op(
     steps = len(columns[0][0]) if parts else 0
     edges = column_edges(max(steps, 1))
     with look():
-        figure = new_figure(9.0, 4.4)
-        bars, ops = figure.subplots(2, 1, gridspec_kw={"height_ratios": [1, 2.6]})
+        figure = new_figure(9.0, 5.4)
+        bars, *panels = figure.subplots(3, 1, gridspec_kw={"height_ratios": [1.1, 2, 2]})
         _totals(bars, columns, parts, names)
         summed = [[np.add.reduceat(c, edges[:-1]) for c in column] for column in columns]
-        totals = [np.sum(column, axis=0) for column in summed]
-        top = max(float(t.max()) for t in totals)
+        top = max(float(np.sum(column, axis=0).max()) for column in summed) if parts else 1.0
         scale, unit = second_unit(top)
-        base = np.zeros(len(edges) - 1)
-        for part, column in zip(parts, summed[1], strict=True):
-            ops.stairs(
-                (base + column) / scale,
-                edges,
-                baseline=base / scale,
-                fill=True,
-                color=PARTS[part],
-                lw=0,
-            )
-            base = base + column
-        thin = 1.0 if steps <= 120 else 0.7
-        line = ops.stairs(totals[0] / scale, edges, color=INK, lw=thin, baseline=None)
-        line.set_path_effects([withStroke(linewidth=2.2, foreground="white", alpha=0.8)])
-        ops.set(xlim=(0, max(steps, 1)), ylim=(0, 1.05 * top / scale))
-        ops.set_ylabel(f"{unit} per {'op' if steps <= MAX_COLUMNS else 'column'}")
-        ops.set_xlabel(step_label(steps, edges))
-        handles: list[Artist] = [
-            Patch(color=PARTS[part], lw=0, label=PART_LABELS[part]) for part in parts
-        ]
-        label = f"{names[0]}, whole op"
-        handles.append(mpl.lines.Line2D([], [], color=INK, lw=1.0, label=label))
-        figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=8)
+        for axes, column, name in zip(panels, summed, names, strict=True):
+            base = np.zeros(len(edges) - 1)
+            for part, values in zip(parts, column, strict=True):
+                above = base + values / scale
+                axes.stairs(above, edges, baseline=base, fill=True, color=PARTS[part], lw=0)
+                base = above
+            axes.set(xlim=(0, max(steps, 1)), ylim=(0, 1.05 * top / scale))
+            axes.grid(axis="y")
+            axes.set_title(name, fontsize=9, fontweight="normal", pad=3)
+            axes.set_ylabel(f"{unit} per {'op' if steps <= MAX_COLUMNS else 'column'}")
+        panels[0].tick_params(labelbottom=False)
+        panels[1].set_xlabel(step_label(steps, edges))
+        handles = [Patch(color=PARTS[part], lw=0, label=PART_LABELS[part]) for part in parts]
+        if handles:
+            figure.legend(handles=handles, loc="outside upper right", ncols=len(parts), fontsize=8)
         heading(figure, title)
     return figure
 

@@ -188,7 +188,8 @@ def _matrix(axes: Axes, moved: np.ndarray, levels: tuple[str, ...], names: tuple
         color = mpl.colors.to_hex(ramp(0.85 * (size / total) ** 0.6)) if size else EMPTY
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fc=color, ec="white", lw=2))
         if size:
-            text = f"{format_bytes(size)}\n{100 * size / total:.0f} %"
+            share = f"{100 * size / total:.0f}" if size >= 0.005 * total else "< 1"
+            text = f"{format_bytes(size)}\n{share} %"
             axes.text(column, row, text, ha="center", va="center", fontsize=8, color=text_on(color))
         if row == column:
             axes.add_patch(
