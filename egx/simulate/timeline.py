@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from egx.graph.graph import Graph, real_sizes
 from egx.simulate.lanes import Trace
@@ -94,7 +94,7 @@ def timeline(
     tensor = np.where(moves, use_tensor[use] if uses else -1, -1)
     target = np.where(moves, on[consumer[use]] if uses else 0, on[op])
 
-    def times(by_op: np.ndarray, by_use: np.ndarray) -> np.ndarray:
+    def times(by_op: Array, by_use: Array) -> np.ndarray:
         values = np.asarray(by_op, np.float64)[op]
         if uses:
             values = np.where(moves, np.asarray(by_use, np.float64)[use], values)
