@@ -123,10 +123,10 @@ def test_resnet18():
 
 
 def test_transformers():
-    """BEiT-B/16 as its authors count it (timm: 86.53 M, 17.58 GMAC); BERT-base's encoder."""
+    """BEiT-B/16 as its card in timm has it (86.5 M, 17.6 GMAC); BERT-base's encoder by hand."""
     beit = load_onnx(data_dir("onnx_corpus", "graphs", "timm_beit_base_patch16_224.onnx"))
-    assert beit.notes["parameters"] == pytest.approx(86.53e6, rel=1e-3)
-    assert beit.notes["macs"] == pytest.approx(17.58e9, rel=2e-3)
+    assert beit.notes["parameters"] == pytest.approx(86.5e6, abs=0.05e6)
+    assert beit.notes["macs"] == pytest.approx(17.6e9, abs=0.05e9)
     bert = load_onnx(data_dir("onnx_corpus", "graphs", "hf_bert_base.onnx"))
     hidden, rows, layers = 768, 128, 12
     encoder = layers * (12 * rows * hidden * hidden + 2 * rows * rows * hidden)
