@@ -342,7 +342,10 @@ def _bound(node: onnx.NodeProto, tensors: Tensors, first: TensorInfo, k: int) ->
         if k < state:
             return tensors.info[node.input[k + 2]].shape
         trips = tensors.value(node.input[0]) if node.input[0] else None
-        inner = next(subgraphs(node)).output[k + 1].type.tensor_type.shape.dim
+        body = next(subgraphs(node), None)
+        if body is None:
+            raise LookupError("it has no body")
+        inner = body.output[k + 1].type.tensor_type.shape.dim
         count = 1 if trips is None else int(trips.reshape(-1)[0])
         return (count, *(dim.dim_value or 1 for dim in inner))
     return first.shape

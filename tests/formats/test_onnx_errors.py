@@ -160,6 +160,16 @@ def test_impossible_shapes(tmp_path):
     refused(write(tmp_path, text, w="float 6 7"), "MatMul", "'b'", "impossible shapes")
 
 
+def test_loop_without_a_body(tmp_path):
+    text = """g (int64 n, bool c, float[4] x) => (float[a,4] y) { y = Loop(n, c) }"""
+    refused(write(tmp_path, text), "Loop", "'y'", "no body")
+
+
+def test_impossible_attributes(tmp_path):
+    text = 'g (float[2,3] x) => (float[a] y) { r = Relu(x)  y = Einsum<equation="i->i">(r) }'
+    refused(write(tmp_path, text), "Einsum", "'y'")
+
+
 def test_input_without_a_rank(tmp_path):
     model = proto(GOOD)
     model.graph.input[0].type.tensor_type.ClearField("shape")
