@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
 from typing import Literal
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Array
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from egx.baselines.bounds import LinearBound, combinatorial_bound, solve_relaxation
@@ -34,7 +32,13 @@ from egx.baselines.instance import (
 )
 from egx.baselines.milp import SCALED_LATENCY, Program, build_program
 from egx.errors import InternalError, SearchError
-from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions, check_decisions
+from egx.problems.base import (
+    AbstractOutcome,
+    AbstractProblem,
+    Decisions,
+    GivenDecisions,
+    check_decisions,
+)
 from egx.problems.memory_placement import MemoryPlacement
 
 PROVED = 1e-6
@@ -95,7 +99,7 @@ def exact(
     *,
     time_limit_s: float = 60.0,
     solver: str = "highs",
-    start: Mapping[str, Array] | None = None,
+    start: GivenDecisions | None = None,
     relative_gap: float = PROVED,
 ) -> ExactSolution:
     """Solves memory placement to proven optimality, or as far as the time allows.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,6 +17,9 @@ from egx.graph.graph import Graph, Model
 from egx.host import HostOnly
 
 Decisions = dict[str, Array]
+
+# Decisions as callers give them: JAX or NumPy arrays, or lists; checked before use.
+GivenDecisions = Mapping[str, Any]
 
 
 class Head(NamedTuple):
@@ -58,7 +61,7 @@ class AbstractProblem(eqx.Module):
         """Node features for policies, scaled so that a policy transfers between graphs."""
 
     @abc.abstractmethod
-    def evaluate(self, decisions: Mapping[str, Array]) -> AbstractOutcome:
+    def evaluate(self, decisions: GivenDecisions) -> AbstractOutcome:
         """Values one candidate.
 
         Raises:
@@ -78,7 +81,7 @@ class AbstractProblem(eqx.Module):
         """The entries of each decision that can change the cost; by default all real ones."""
         return {name: self.mask(head) for name, head in self.heads.items()}
 
-    def repair(self, decisions: Mapping[str, Array]) -> Decisions:
+    def repair(self, decisions: GivenDecisions) -> Decisions:
         """A candidate near `decisions` that more often fits, by a rule that needs no evaluation;
         by default `decisions` themselves."""
         return dict(decisions)
@@ -111,7 +114,7 @@ class AbstractProblem(eqx.Module):
 
 def check_decisions(
     problem: AbstractProblem,
-    decisions: Mapping[str, Array],
+    decisions: GivenDecisions,
     *,
     optional: Mapping[str, Head] | None = None,
 ) -> Decisions:
@@ -133,16 +136,23 @@ def check_decisions(
     return checked
 
 
-def check_decision(name: str, head: Head, length: int, value: Array) -> Array:
+def check_decision(name: str, head: Head, length: int, value: Any) -> Array:
     """Checks one decision: shape and type always, values where they are concrete."""
-    shape = np.shape(value)
+    if not isinstance(value, jax.Array):
+        try:
+            value = np.asarray(value)
+        except ValueError as error:
+            raise DecisionError(f"decision {name!r} is not an array: {error}") from error
+    shape = value.shape
     if shape != (length,):
         raise DecisionError(
             f"decision {name!r} must have shape ({length},), one entry per {head.axis} "
             f"(padding included), got {shape}"
         )
-    dtype = np.dtype(jax.dtypes.result_type(value))
+    dtype = np.dtype(value.dtype)
     if head.choices == "real":
+        if not np.issubdtype(dtype, np.number) or np.issubdtype(dtype, np.complexfloating):
+            raise DecisionError(f"decision {name!r} must hold numbers, got {dtype}")
         array = jnp.asarray(value, jnp.float32)
         if not isinstance(array, jax.core.Tracer) and not np.isfinite(np.asarray(array)).all():
             raise DecisionError(f"decision {name!r} must be finite")

@@ -7,7 +7,7 @@ Compilers", NeurIPS 2020 (arXiv 2010.12438), with an analytical machine or measu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -24,6 +24,7 @@ from egx.problems.base import (
     AbstractOutcome,
     AbstractProblem,
     Decisions,
+    GivenDecisions,
     Head,
     check_decisions,
     squared_speedup_reward,
@@ -160,7 +161,7 @@ class Execution(AbstractProblem):
         spread = jnp.min(seconds, 1) / jnp.where(mean > 0, mean, 1.0)
         return jnp.concatenate([node_features(self.graph), share[:, None], spread[:, None]], 1)
 
-    def evaluate(self, decisions: Mapping[str, Array]) -> ExecutionOutcome:
+    def evaluate(self, decisions: GivenDecisions) -> ExecutionOutcome:
         run = self._run(self._checked(decisions))
         cost, feasible, excess = self._value(run)
         reward = jnp.where(
@@ -177,7 +178,7 @@ class Execution(AbstractProblem):
             unit_bytes=self.graph.unit_bytes,
         )
 
-    def timeline(self, decisions: Mapping[str, Array]) -> Timeline:
+    def timeline(self, decisions: GivenDecisions) -> Timeline:
         """When and where every op and transfer runs, and live memory along items and along time:
         the second curve may be higher than the peak that counts. On the host."""
         checked = self._checked(decisions)
@@ -250,7 +251,7 @@ class Execution(AbstractProblem):
                 raise ProblemError(f"{name!r} cannot be decided: {why}")
         return tuple(name for name in DECISIONS if name in names)
 
-    def _checked(self, decisions: Mapping[str, Array]) -> Decisions:
+    def _checked(self, decisions: GivenDecisions) -> Decisions:
         refused = self._refused()
         for name, why in refused.items():
             if name in decisions:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
-from egx.errors import GraphError, HardwareError
+from egx.errors import DecisionError, GraphError, HardwareError
 from egx.graph.features import node_features
 from egx.graph.graph import Graph, Model
 from egx.hardware.spec import Hardware
@@ -21,11 +22,15 @@ from egx.problems.base import (
     AbstractOutcome,
     AbstractProblem,
     Decisions,
+    GivenDecisions,
     Head,
     check_decisions,
     squared_speedup_reward,
 )
+from egx.simulate.bound import latency_bound
+from egx.simulate.breakdown import Breakdown, breakdown, lifetimes
 from egx.simulate.memory import MemoryRun, MemoryTable, memory_table, run
+from egx.simulate.relaxed import relaxed_latency
 
 
 class MemoryOutcome(AbstractOutcome):
@@ -82,7 +87,7 @@ class MemoryPlacement(AbstractProblem):
     def features(self) -> Float[Array, "N F"]:
         return node_features(self.graph)
 
-    def evaluate(self, decisions: Mapping[str, Array]) -> MemoryOutcome:
+    def evaluate(self, decisions: GivenDecisions) -> MemoryOutcome:
         result = self._simulate(decisions)
         feasible = result.moved_units == 0
         moved = result.moved_units.astype(jnp.float32) / jnp.maximum(
@@ -100,7 +105,7 @@ class MemoryPlacement(AbstractProblem):
             moved_fraction=moved,
         )
 
-    def rectify(self, decisions: Mapping[str, Array]) -> Decisions:
+    def rectify(self, decisions: GivenDecisions) -> Decisions:
         """The valid map nearest to `decisions` by the compiler's rule (semantics 4.1)."""
         result = self._simulate(decisions)
         return {"weights": result.weights, "activations": result.activations}
@@ -110,7 +115,7 @@ class MemoryPlacement(AbstractProblem):
         fast = self.hardware.num_levels - 1
         return self.rectify(self._uniform(fast, fast))
 
-    def repair(self, decisions: Mapping[str, Array]) -> Decisions:
+    def repair(self, decisions: GivenDecisions) -> Decisions:
         return self.rectify(decisions)
 
     def heuristics(self) -> dict[str, Decisions]:
@@ -121,6 +126,54 @@ class MemoryPlacement(AbstractProblem):
             "weights": self.graph.weight_units > 0,
             "activations": self.graph.output_units() > 0,
         }
+
+    @property
+    def has_relaxation(self) -> bool:
+        return True
+
+    def relaxed_terms(
+        self, probabilities: Mapping[str, Array], temperature: Float[Array, ""]
+    ) -> tuple[Float[Array, ""], Float[Array, " C"]]:
+        """Expected latency, and by how much each level above 0 is overfull at each step, as a
+        fraction of its capacity (of the largest item, if that is more)."""
+        latency_s, overfull = self._relaxed(probabilities, temperature)
+        return latency_s, overfull.reshape(-1)
+
+    def relaxed(
+        self, probabilities: Mapping[str, Array], temperature: Float[Array, ""] | float
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """(latency_s, penalty) of `weights` and `activations` given as probabilities [N, M].
+
+        The penalty is the mean over steps of the squared shares by which levels are overfull,
+        summed over levels: 0 where every level holds what is expected on it. `temperature` as in
+        `relaxed_terms`.
+
+        Raises:
+            DecisionError: for a missing or unknown decision, or a wrong shape.
+        """
+        latency_s, overfull = self._relaxed(probabilities, jnp.asarray(temperature, jnp.float32))
+        steps = jnp.sum(self.graph.op_mask).astype(jnp.float32)
+        return latency_s, jnp.sum(jnp.square(jnp.maximum(overfull, 0.0))) / steps
+
+    def breakdown(self, decisions: Mapping[str, Array]) -> Breakdown:
+        """Where the latency of a map goes, op by op; the map is rectified first, as `evaluate`
+        does. For concrete decisions."""
+        settled = self.rectify(decisions)
+        return breakdown(
+            self.graph,
+            self.hardware,
+            np.asarray(settled["weights"]),
+            np.asarray(settled["activations"]),
+            prefetch=self.prefetch,
+        )
+
+    def lifetimes(self) -> tuple[Int[np.ndarray, " T"], Int[np.ndarray, " T"]]:
+        """(first step, last step) of each tensor, both included, padding dropped."""
+        return lifetimes(self.graph)
+
+    def lower_bound(self) -> float:
+        """Seconds that no map undercuts; cheap, proven, and usually far from tight."""
+        return latency_bound(self.graph, self.hardware, prefetch=self.prefetch)
 
     def measured(self, cost: Float[Array, ""]) -> MemoryOutcome:
         cost = jnp.asarray(cost, jnp.float32)
@@ -145,7 +198,32 @@ class MemoryPlacement(AbstractProblem):
             moved_fraction=jnp.ones((), jnp.float32),
         )
 
-    def _simulate(self, decisions: Mapping[str, Array]) -> MemoryRun:
+    def _relaxed(
+        self, probabilities: Mapping[str, Array], temperature: Float[Array, ""]
+    ) -> tuple[Float[Array, ""], Float[Array, "N M-1"]]:
+        if set(probabilities) != set(self.heads):
+            raise DecisionError(
+                f"expected probabilities of {sorted(self.heads)}, got {sorted(probabilities)}"
+            )
+        shape = (self.graph.num_ops, self.hardware.num_levels)
+        for name, value in probabilities.items():
+            if np.shape(value) != shape:
+                raise DecisionError(
+                    f"probabilities of {name!r} must have shape {shape} (ops, levels), "
+                    f"got {np.shape(value)}"
+                )
+        ops = jnp.sum(self.graph.op_mask).astype(jnp.float32)
+        return relaxed_latency(
+            self.graph,
+            self.hardware,
+            self.table.capacity_units,
+            jnp.asarray(probabilities["weights"], jnp.float32),
+            jnp.asarray(probabilities["activations"], jnp.float32),
+            temperature_s=temperature * self.reference_cost / ops,
+            prefetch=self.prefetch,
+        )
+
+    def _simulate(self, decisions: GivenDecisions) -> MemoryRun:
         checked = check_decisions(self, decisions)
         return run(self.table, checked["weights"], checked["activations"], prefetch=self.prefetch)
 

@@ -266,8 +266,8 @@ run(Climber(), small_problem(), budget=4000, seeds=[7], checkpoint_dir={folder!r
 
 
 def test_killed_and_resumed_is_bit_equal(tmp_path):
-    here = Path(__file__).parent
-    script = SCRIPT.format(root=str(here.parents[1]), tests=str(here), folder=str(tmp_path))
+    tests = Path(__file__).parents[1]
+    script = SCRIPT.format(root=str(tests.parent), tests=str(tests), folder=str(tmp_path))
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
     )

@@ -73,9 +73,10 @@ class Toy(AbstractProblem):
     reference_cost: Float[Array, ""]
     model: HostOnly[Model | None] = eqx.field(static=True)
 
-    def __init__(self, model: Model, limit: int = 7):
-        self.graph, self.model = model.graph, HostOnly(model)
-        ops = model.graph.num_ops
+    def __init__(self, model: Model | Graph, limit: Any = 7):
+        named = isinstance(model, Model)
+        self.graph, self.model = model.graph if named else model, HostOnly(model if named else None)
+        ops = self.graph.num_ops
         self.target = jnp.arange(ops, dtype=jnp.int32) % 3
         self.limit = jnp.asarray(limit, jnp.int32)
         zeros = jnp.zeros(ops, jnp.int32)
