@@ -90,19 +90,20 @@ class MemoryPlacement(AbstractProblem):
     def evaluate(self, decisions: GivenDecisions) -> MemoryOutcome:
         result = self._simulate(decisions)
         feasible = result.moved_units == 0
-        moved = result.moved_units.astype(jnp.float32) / jnp.maximum(
-            self.table.total_units, 1
-        ).astype(jnp.float32)
+        # -(1 + moved / total) as a sum times a factor: a compiler may turn a quotient and a sum
+        # into other roundings, and the bits would depend on the program.
+        moved = result.moved_units.astype(jnp.float32)
+        share = jnp.minimum(moved * self.table.share_per_unit, 1.0)
+        total = self.table.total_units.astype(jnp.float32)
+        worse = jnp.clip((total + moved) * self.table.share_per_unit, 1.0, 2.0)
         return MemoryOutcome(
             cost=result.latency_s,
             feasible=feasible,
             reward=jnp.where(
-                feasible,
-                squared_speedup_reward(self.reference_cost, result.latency_s),
-                -(1.0 + moved),
+                feasible, squared_speedup_reward(self.reference_cost, result.latency_s), -worse
             ),
             latency_s=result.latency_s,
-            moved_fraction=moved,
+            moved_fraction=share,
         )
 
     def rectify(self, decisions: GivenDecisions) -> Decisions:

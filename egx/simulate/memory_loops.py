@@ -10,6 +10,7 @@ Shapes: N ops, M levels, P candidates.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -76,11 +77,7 @@ def _settle(level: Int[Array, " P"], fits: list[Bool[Array, " P"]]) -> Int[Array
 
 def _loop(table: MemoryTable, steps: Int[Array, ""], body: Any, carry: Any, unroll: int) -> Any:
     """Runs `body(step, row, carry)` over the steps in use; `row` is the table at that step."""
-    fields = {
-        name: value
-        for name, value in vars(table).items()
-        if name not in ("steps", "first_step", "capacity_units", "total_units", "op_mask")
-    }
+    fields = {field.name: getattr(table, field.name) for field in dataclasses.fields(_Row)}
 
     def iteration(i: Array, carry: Any) -> Any:
         for j in range(unroll):

@@ -52,6 +52,7 @@ class MemoryTable(eqx.Module):
     launch_s: Float[Array, " L"]
     capacity_units: Int[Array, " M"]
     total_units: Int[Array, ""]
+    share_per_unit: Float[Array, ""]
     op_mask: Bool[Array, " N"]
 
 
@@ -92,6 +93,7 @@ def memory_table(graph: Graph, hardware: Hardware, capacity_units: Int[Array, " 
         return empty.at[row, rank % k].set(values, mode="drop")
 
     units = use_units(graph)
+    total = jnp.sum(graph.weight_units) + jnp.sum(graph.tensor_units)
     return MemoryTable(
         steps=end[-1],
         op=op,
@@ -110,6 +112,7 @@ def memory_table(graph: Graph, hardware: Hardware, capacity_units: Int[Array, " 
         compute_s=at(is_last, compute_seconds(graph, hardware)),
         launch_s=jnp.where(is_last, hardware.launch_s[0], 0.0),
         capacity_units=capacity_units,
-        total_units=jnp.sum(graph.weight_units) + jnp.sum(graph.tensor_units),
+        total_units=total,
+        share_per_unit=jnp.where(total > 0, 1.0 / jnp.maximum(total, 1).astype(jnp.float32), 0.0),
         op_mask=graph.op_mask,
     )
