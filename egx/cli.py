@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -42,10 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except EgxError as error:
             errors.print(f"egx: {_one_line(error)}", markup=False)
             return 2
-        except BrokenPipeError:
-            # The reader of our output, such as `head`, has seen enough.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
         except OSError as error:
             errors.print(f"egx: {_one_line(error)}", markup=False)
             return 2

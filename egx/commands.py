@@ -77,16 +77,19 @@ def optimize(options: Namespace) -> int:
     if solution is not None:
         result = result.with_bound(solution.bound, solution.status)
     verdict = judge(problem, result, solution)
-    _tell(out, problem, result, verdict, solution)
-    files = write_folder(
-        folder,
-        problem,
-        result,
-        verdict,
-        source=options.source,
-        options=loaded_with,
-        pictures=options.pictures,
-    )
+    try:
+        # First, for a reader of our output such as `head` may close it and end us.
+        files = write_folder(
+            folder,
+            problem,
+            result,
+            verdict,
+            source=options.source,
+            options=loaded_with,
+            pictures=options.pictures,
+        )
+    finally:
+        _tell(out, problem, result, verdict, solution)
     out.print(f"wrote {folder}/: {', '.join(files)}")
     return INTERRUPTED if stopped else 0
 
@@ -150,7 +153,6 @@ def compare(options: Namespace) -> int:
             progress=progress,
         )
     table = comparison.table()
-    print_table(out, table)
     comparison.save(folder / COMPARISON)
     files, title = [COMPARISON, REPORT], layout(problem).title
     report = f"# {title}\n\n{table.to_markdown()}"
@@ -161,6 +163,7 @@ def compare(options: Namespace) -> int:
         report += f"\n![convergence]({picture})\n"
         files.append(picture)
     write_whole(folder / REPORT, report)
+    print_table(out, table)
     out.print(f"wrote {folder}/: {', '.join(files)}")
     return INTERRUPTED if comparison.interrupted else 0
 

@@ -22,7 +22,7 @@ from egx.report.style import (
     new_figure,
     series_style,
 )
-from egx.report.units import TIMES, second_unit, significant
+from egx.report.units import TIMES, second_unit
 
 # (evaluations, best cost so far), arrays or lists of one length, rising in evaluations.
 Curve = tuple[Any, Any]
@@ -136,7 +136,7 @@ def _limits(axes: Axes, runs: dict, lines: dict[str, float], top: float, scale: 
 def _label(name: str, value: float, native: float) -> str:
     if not math.isfinite(native) or value <= 0 or name == "native":
         return name
-    return f"{name}  {significant(native / value)}{TIMES}"
+    return f"{name}  {native / value:.3f}{TIMES}"
 
 
 def _note_seeds(axes: Axes, runs: dict) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+NOTEBOOK_DPI = 130
 
 INK = "#2B2F36"
 MUTED = "#767D88"
@@ -69,9 +72,20 @@ def look() -> Iterator[None]:
         yield
 
 
+class Picture(Figure):
+    """A figure that notebooks show by themselves, whatever their matplotlib is set to."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        """PNG with more pixels than it is shown with, to be sharp on any screen."""
+        content = io.BytesIO()
+        self.savefig(content, format="png", dpi=NOTEBOOK_DPI)
+        width, height = (int(inches * NOTEBOOK_DPI * 0.7) for inches in self.get_size_inches())
+        return content.getvalue(), {"width": width, "height": height}
+
+
 def new_figure(width: float, height: float) -> Figure:
     """A figure in inches that belongs to no window, so that pictures need no display."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Picture(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 

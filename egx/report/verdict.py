@@ -100,7 +100,9 @@ def judge(
     bound, status = result.bound, result.bound_status
     if solution is not None:
         bound, status = solution.bound, solution.status
-        if solution.decisions is not None:
+        # A solver's plan is of interest only where it is better.
+        beaten = not result.feasible or solution.cost < result.cost * (1 - TIE)
+        if solution.decisions is not None and beaten:
             plans.append(KnownPlan(SOLVER, solution.decisions, solution.cost, True))
     fitting = [plan for plan in plans if plan.fits]
     least = min(plan.latency_s for plan in fitting) * (1 + TIE)

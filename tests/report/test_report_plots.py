@@ -120,8 +120,8 @@ def test_convergence_labels_what_it_compares():
     lines = {"native": 4e-4, "first fit": 3.9e-4, "bound": 1.9e-4, "unknown": float("nan")}
     figure = convergence({"local": [curve]}, lines, title="toy")
     written = texts(figure)
-    assert "local  2.00\N{MULTIPLICATION SIGN}" in written
-    assert "bound  2.11\N{MULTIPLICATION SIGN}" in written
+    assert "local  2.000\N{MULTIPLICATION SIGN}" in written
+    assert "bound  2.105\N{MULTIPLICATION SIGN}" in written
     assert "native" in written
     assert not any("unknown" in text for text in written)
     assert "best latency so far (µs)" in written
