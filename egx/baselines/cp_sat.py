@@ -10,20 +10,21 @@ import numpy as np
 from egx.baselines.milp import LOGIC, SCALED_LATENCY, TIME, Program
 from egx.errors import InternalError, MissingExtraError
 
-cp_model: Any
-try:
-    from ortools.sat.python import cp_model
-except ImportError:  # an optional extra
-    cp_model = None
-
 LATENCY_TICKS = 2**40
 _TICKS = LATENCY_TICKS / SCALED_LATENCY
 
 
-def check_installed() -> None:
-    """Raises MissingExtraError without OR-tools."""
-    if cp_model is None:
-        raise MissingExtraError("CP-SAT needs OR-tools: pip install 'egx[exact]'")
+def cp_model() -> Any:
+    """OR-tools' module, an optional extra that takes a second to import.
+
+    Raises:
+        MissingExtraError: without OR-tools.
+    """
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError as error:
+        raise MissingExtraError("CP-SAT needs OR-tools: pip install 'egx[exact]'") from error
+    return cp_model
 
 
 def solve_cp_sat(
@@ -39,9 +40,9 @@ def solve_cp_sat(
     gets dearer; sizes are exact. What CP-SAT proves in integers therefore holds for the program.
     `plan` is a hint and need not be a solution of `program`.
     """
-    check_installed()
+    sat = cp_model()
     grain = _grains(program)
-    model = cp_model.CpModel()
+    model = sat.CpModel()
     columns = [
         model.new_int_var(math.floor(low * g), math.ceil(high * g), "")
         for low, high, g in zip(program.lower, program.upper, grain, strict=True)
@@ -58,16 +59,16 @@ def solve_cp_sat(
     for variable, value in zip(columns, program.lift(*plan) * grain, strict=True):
         model.add_hint(variable, round(value))
 
-    solver = cp_model.CpSolver()
+    solver = sat.CpSolver()
     solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
     solver.parameters.relative_gap_limit = relative_gap
     status = solver.solve(model)
-    if status == cp_model.INFEASIBLE:
+    if status == sat.INFEASIBLE:
         return None, np.inf
-    if status == cp_model.MODEL_INVALID:
+    if status == sat.MODEL_INVALID:
         raise InternalError(f"CP-SAT refuses the program: {model.validate()}")
     found = None
-    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    if status in (sat.OPTIMAL, sat.FEASIBLE):
         chosen = np.zeros(len(columns))
         for choice in program.choice.values():
             for c in choice.tolist():
@@ -109,4 +110,4 @@ def _add_rows(model: Any, program: Program, columns: list[Any], grain: np.ndarra
 
 
 def _sum(columns: list[Any], indices: list[int], weights: list[int]) -> Any:
-    return cp_model.LinearExpr.weighted_sum([columns[c] for c in indices], weights)
+    return cp_model().LinearExpr.weighted_sum([columns[c] for c in indices], weights)

@@ -21,7 +21,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from egx.baselines.bounds import LinearBound, combinatorial_bound, solve_relaxation
-from egx.baselines.cp_sat import check_installed, solve_cp_sat
+from egx.baselines.cp_sat import cp_model, solve_cp_sat
 from egx.baselines.instance import (
     Instance,
     fits,
@@ -125,7 +125,7 @@ def exact(
     if not 0 <= relative_gap < 1:
         raise SearchError(f"relative_gap must be in [0, 1), got {relative_gap!r}")
     if solver == "cp-sat":
-        check_installed()
+        cp_model()
     instance = memory_instance(problem)
 
     def left() -> float:

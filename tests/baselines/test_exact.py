@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import equinox as eqx
 import jax
@@ -96,7 +97,7 @@ def test_cp_sat_agrees(prefetch, monkeypatch):
 
 
 def test_cp_sat_without_or_tools_names_the_extra(monkeypatch):
-    monkeypatch.setattr(cp_sat, "cp_model", None)
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     with pytest.raises(MissingExtraError, match="egx\\[exact\\]"):
         exact(tiny(1, 0), solver="cp-sat")
 
