@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from egx.graph.graph import real_sizes
 from egx.problems.base import AbstractProblem
 from egx.report.columns import MAX_COLUMNS, column_edges, step_label
-from egx.report.placement import Placement, host_decisions, layout, require_memory_placement
+from egx.report.placement import Placement, host_decisions, require_memory_placement
 from egx.report.style import PARTS, heading, look, new_figure, text_on
 from egx.report.units import second_unit, significant
+from egx.simulate.breakdown import breakdown
 
 
 def latency_parts(
@@ -27,55 +27,23 @@ def latency_parts(
     is how long an op waits for its weights with prefetch; "launch" is fixed.
     """
     problem = require_memory_placement(problem)
-    graph, hardware = problem.graph, problem.hardware
-    ops, _, uses = real_sizes(graph)
-    where, host = layout(problem), host_decisions(problem, decisions)
-    read, write = (
-        np.asarray(rates[0], np.float64)
-        for rates in (hardware.read_bytes_per_s, hardware.write_bytes_per_s)
+    host = host_decisions(problem, decisions)
+    run = breakdown(
+        problem.graph,
+        problem.hardware,
+        host["weights"],
+        host["activations"],
+        prefetch=problem.prefetch,
     )
-    rate = np.asarray(hardware.flops_per_s[0], np.float64)[np.asarray(graph.op_class)[:ops]]
-    compute = np.asarray(graph.flops, np.float64)[:ops] / rate
-    tensor = np.asarray(graph.use_tensor)[:uses]
-    consumer = np.asarray(graph.use_consumer)[:uses]
-    source = host["activations"][where.tensor_producer[tensor]]
-    memory = where.output_bytes / write[host["activations"]]
-    np.add.at(memory, consumer, where.tensor_bytes[tensor] / read[source])
-    weights = where.weight_bytes / read[host["weights"]]
-    launch = np.full(ops, float(hardware.launch_s[0]))
-    wait = np.zeros(ops)
-    if problem.prefetch == 0:
-        memory = memory + weights
-    else:
-        body = np.maximum(compute, memory) + launch
-        wait = _waits(problem.prefetch, host["weights"], weights, body)
-    bound = compute >= memory
+    # With prefetch, weights stream on their own and only what an op waits for them counts.
+    memory = run.read_s + run.write_s + (run.weight_s if problem.prefetch == 0 else 0.0)
+    compute_bound = run.compute_s >= memory
     return {
-        "compute": np.where(bound, compute, 0.0),
-        "memory": np.where(bound, 0.0, memory),
-        "wait": wait,
-        "launch": launch,
+        "compute": np.where(compute_bound, run.compute_s, 0.0),
+        "memory": np.where(compute_bound, 0.0, memory),
+        "wait": run.stall_s,
+        "launch": np.full(len(memory), run.launch_s),
     }
-
-
-def _waits(
-    prefetch: int,
-    level: Int[np.ndarray, " N"],
-    weights_s: Float[np.ndarray, " N"],
-    body_s: Float[np.ndarray, " N"],
-) -> Float[np.ndarray, " N"]:
-    """Seconds between the end of an op and the start of the next one, which waits for weights."""
-    free: dict[int, float] = {}
-    starts, waits, clock = np.zeros(len(body_s)), np.zeros(len(body_s)), 0.0
-    for i, seconds in enumerate(weights_s):
-        start = clock
-        if seconds > 0:
-            earliest = starts[i - prefetch] if i >= prefetch else 0.0
-            free[int(level[i])] = max(free.get(int(level[i]), 0.0), earliest) + seconds
-            start = max(clock, free[int(level[i])])
-        starts[i], waits[i] = start, start - clock
-        clock = start + body_s[i]
-    return waits
 
 
 def latency_by_op(
