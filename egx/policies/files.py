@@ -51,7 +51,8 @@ def read_policy(path: str | os.PathLike[str], kinds: Mapping[str, Any]) -> Any:
         CheckpointError: if the file is missing, damaged, of another version or of no known class.
     """
     try:
-        with np.load(Path(path), allow_pickle=False) as stored:
+        # Through memory: given a path, np.load leaves a damaged file open.
+        with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         header = json.loads(str(arrays.pop("header")))
     except OSError as error:

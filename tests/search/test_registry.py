@@ -1,0 +1,103 @@
+"""The registry: names, options, budgets and policies."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import pytest
+
+from egx.errors import SearchError
+from egx.search import registry
+from egx.search.base import AbstractSearch
+from egx.search.random import RandomSearch
+from egx.search.registry import find_search, make_search, search_options, searches
+
+
+class Part(eqx.Module):
+    rate: float = 0.5
+    size: int = eqx.field(static=True, default=3)
+
+
+class Planner(RandomSearch):
+    """A searcher with a part, a plan for its budget and a policy."""
+
+    part: Part = eqx.field(default_factory=Part)
+    budget: Any = 4000.0
+    policy: Any = None
+
+    def __check_init__(self):
+        if self.batch < 1:
+            raise ValueError("batch must be 1 or more")
+
+
+def without_budget(**options: Any) -> Planner:
+    """A variant made by a function."""
+    return Planner(**{"batch": 7, **options})
+
+
+@pytest.fixture(autouse=True)
+def _planner(monkeypatch):
+    monkeypatch.setitem(registry.SEARCHES, "planner", Planner)
+    monkeypatch.setitem(registry.SEARCHES, "variant", without_budget)
+
+
+def test_every_name_makes_a_searcher():
+    assert searches() == tuple(sorted(searches()))
+    assert "random" in searches()
+    for name in searches():
+        search = make_search(name)
+        assert isinstance(search, AbstractSearch), name
+        assert search.batch_size >= 1
+        fields = {f.name for f in dataclasses.fields(search)}
+        assert {option.split(".")[0] for option in search_options(name)} <= fields
+
+
+def test_options_reach_fields_and_parts():
+    search = make_search("planner", {"batch": 5, "part.rate": 0.25, "part.size": 9})
+    assert isinstance(search, Planner)
+    assert (search.batch, search.part.rate, search.part.size) == (5, 0.25, 9)
+    assert make_search("variant").batch_size == 7
+    assert make_search("variant", {"batch": 2}).batch_size == 2
+    assert search_options("planner") == (
+        "batch",
+        "part",
+        "part.rate",
+        "part.size",
+        "budget",
+        "policy",
+    )
+
+
+def test_budget_and_policy_go_to_those_who_plan_with_them():
+    assert make_search("planner", budget=50).budget == 50.0
+    assert make_search("planner", {"budget": 10.0}, budget=50).budget == 10.0
+    assert make_search("random", budget=50) == RandomSearch()
+    assert make_search("planner", policy="trained").policy == "trained"
+    with pytest.raises(SearchError, match="random has no policy to start from"):
+        make_search("random", policy="trained")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("plannr", {}, "no searcher is named 'plannr'; did you mean planner.*known: "),
+        ("", {}, "no searcher is named ''"),
+        ("planner", {"part.rat": 1.0}, "no option 'part.rat'; did you mean part.rate"),
+        ("planner", {"rate": 1.0}, "no option 'rate'"),
+        ("planner", {"batch": 0}, "cannot be made .* batch must be 1 or more"),
+        ("variant", {"batches": 1}, "variant has no option 'batches'; did you mean batch"),
+    ],
+)
+def test_what_is_wrong_is_named(name, options, message):
+    with pytest.raises(SearchError, match=message):
+        make_search(name, options)
+
+
+def test_find_takes_names_and_searchers():
+    assert find_search("random", {"batch": 3}) == (RandomSearch(batch=3), "random")
+    mine = RandomSearch(batch=4)
+    assert find_search(mine, budget=9) == (mine, "RandomSearch")
+    with pytest.raises(SearchError, match="give them to RandomSearch itself"):
+        find_search(mine, {"batch": 3})
