@@ -31,7 +31,7 @@ __all__ = ["compare", "load", "load_policy", "optimize", "optimize_seeds", "trai
 
 def optimize(
     problem: AbstractProblem,
-    algorithm: str | AbstractSearch = "random",
+    algorithm: str | AbstractSearch = "egrl_plus",
     *,
     budget: int = 4000,
     seed: int = 0,
@@ -107,7 +107,7 @@ def optimize(
 
 def optimize_seeds(
     problem: AbstractProblem,
-    algorithm: str | AbstractSearch = "random",
+    algorithm: str | AbstractSearch = "egrl_plus",
     *,
     seeds: Sequence[int],
     budget: int = 4000,

@@ -8,11 +8,27 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
 from egx.errors import SearchError
+from egx.search.annealing import Annealing
 from egx.search.base import AbstractSearch
+from egx.search.egrl import EGRL, ea, pg
+from egx.search.egrl_plus import EGRLPlus
+from egx.search.gradient import GradientSearch
+from egx.search.greedy_dp import GreedyDP
+from egx.search.local import Local
 from egx.search.random import RandomSearch
 
 # A class, or a function whose return annotation is the class.
-SEARCHES: dict[str, Callable[..., AbstractSearch]] = {"random": RandomSearch}
+SEARCHES: dict[str, Callable[..., AbstractSearch]] = {
+    "annealing": Annealing,
+    "ea": ea,
+    "egrl": EGRL,
+    "egrl_plus": EGRLPlus,
+    "gradient": GradientSearch,
+    "greedy_dp": GreedyDP,
+    "local": Local,
+    "pg": pg,
+    "random": RandomSearch,
+}
 
 
 def searches() -> tuple[str, ...]:
