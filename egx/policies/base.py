@@ -48,17 +48,12 @@ class AbstractPolicy(eqx.Module):
         """
         save_policy(self, path)
 
-    def decide(
-        self,
-        problem: AbstractProblem,
-        *,
-        key: PRNGKeyArray | None = None,
-        real_levels: int = REAL_LEVELS,
-    ) -> Decisions:
+    def decide(self, problem: AbstractProblem, *, key: PRNGKeyArray | None = None) -> Decisions:
         """Decisions for `problem`: the most likely ones, or with a key a sample."""
         logits = self(problem)
         levels = greedy(logits) if key is None else sample(logits, key=key)
-        return to_decisions(problem.heads, levels, real_levels)
+        choices = {name: value.shape[-1] for name, value in logits.items()}
+        return to_decisions(problem.heads, levels, choices)
 
 
 def head_choices(problem: AbstractProblem, real_levels: int = REAL_LEVELS) -> Choices:

@@ -50,13 +50,14 @@ def entropy(logits: Mapping[str, Array], mask: Bool[Array, " N"]) -> Float[Array
 
 
 def to_decisions(
-    heads: Mapping[str, Head], levels: Mapping[str, Array], real_levels: int
+    heads: Mapping[str, Head], levels: Mapping[str, Array], choices: Mapping[str, int]
 ) -> Decisions:
-    """Decisions from the chosen levels; level c of a real head stands for c / (real_levels - 1)."""
+    """Decisions from the chosen levels; level c of a real head's K stands for c / (K - 1)."""
     decisions = {}
     for name, head in heads.items():
         if head.choices == "real":
-            decisions[name] = levels[name].astype(jnp.float32) / max(real_levels - 1, 1)
+            top = max(choices[name] - 1, 1)
+            decisions[name] = levels[name].astype(jnp.float32) / top
         else:
             decisions[name] = levels[name]
     return decisions

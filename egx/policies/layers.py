@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -91,13 +91,13 @@ class GraphAttention(eqx.Module):
         vectors = jnp.stack([self.source, self.target])
         source, target = jnp.einsum("nhd,khd->knh", values, vectors)
         if isinstance(neighbours, Edges):
-            mixed = attend_edges(source, target, values, neighbours, mask)
+            mixed = attend_along_edges(source, target, values, neighbours, mask)
         else:
-            mixed = attend_matrix(source, target, values, neighbours, mask)
+            mixed = attend_in_matrix(source, target, values, neighbours, mask)
         return mixed.reshape(projected.shape) + self.bias
 
 
-def attend_edges(
+def attend_along_edges(
     source: Float[Array, "N H"],
     target: Float[Array, "N H"],
     values: Float[Array, "N H D"],
@@ -105,46 +105,75 @@ def attend_edges(
     mask: Bool[Array, " N"],
 ) -> Float[Array, "N H D"]:
     """Graph attention along edges, by sums over segments."""
-    count = mask.shape[0]
     target, top = _bounded(target, mask)
-    highest = _leaky(source + top)
+    highest = jax.lax.stop_gradient(_leaky(source + top))
     score = _leaky(source[edges.receivers] + target[edges.senders])
-    weight = jnp.exp(score - jax.lax.stop_gradient(highest)[edges.receivers])
+    weight = jnp.exp(score - highest[edges.receivers])
     weight = jnp.where(edges.mask[:, None], weight, 0.0)
 
     def total(message: Array) -> Array:
+        count = mask.shape[0]
         return jax.ops.segment_sum(message, edges.receivers, count, indices_are_sorted=True)
 
     mixed = total(weight[:, :, None] * values[edges.senders])
     return mixed / jnp.maximum(total(weight), _TINY)[:, :, None]
 
 
-def attend_matrix(
+def attend_in_matrix(
     source: Float[Array, "N H"],
     target: Float[Array, "N H"],
     values: Float[Array, "N H D"],
     adjacency: Bool[Array, "N N"],
     mask: Bool[Array, " N"],
 ) -> Float[Array, "N H D"]:
-    """The same within a matrix, without an exponential an entry.
+    """The same where a symmetric matrix is True, without an exponential an entry.
 
     exp(LeakyReLU(s + t)) is exp(s) exp(t) where s + t > 0 and exp(0.2 s) exp(0.2 t) elsewhere, so
-    the two halves of the sum are products of a 0/1 matrix with scaled values. The 0/1 matrices
-    are constant almost everywhere, so that plain differentiation is exact and cheap.
+    the sum over neighbours has two halves, each a product of a 0/1 matrix with scaled values.
     """
     target, top = _bounded(target, mask)
-    source, target, top = source.T, target.T, top[:, None]
     highest = jax.lax.stop_gradient(_leaky(source + top))
-    positive = jax.lax.stop_gradient(source)[:, :, None] > -jax.lax.stop_gradient(target)[:, None]
-    halves = jnp.stack([adjacency & positive, adjacency & ~positive]).astype(jnp.float32)
-    slopes = jnp.asarray([1.0, _SLOPE], jnp.float32)[:, None, None]
-    values = jnp.swapaxes(values, 0, 1)
     # A column of ones carries the softmax's denominator through the same products.
     values = jnp.concatenate([values, jnp.ones_like(values[..., :1])], axis=-1)
-    right = jnp.exp(slopes * (target - top))[..., None] * values
-    left = jnp.exp(slopes * (source + top) - highest)[..., None]
-    mixed = jnp.sum(left * (halves @ right), axis=0)
-    return jnp.swapaxes(mixed[..., :-1] / jnp.maximum(mixed[..., -1:], _TINY), 0, 1)
+    above, below = (jnp.exp(k * (target - top))[..., None] * values for k in (1.0, _SLOPE))
+    above, below = sum_by_sign(source, target, above, below, adjacency)
+    left = [jnp.exp(k * (source + top) - highest)[..., None] for k in (1.0, _SLOPE)]
+    mixed = left[0] * above + left[1] * below
+    return mixed[..., :-1] / jnp.maximum(mixed[..., -1:], _TINY)
+
+
+@jax.custom_vjp
+def sum_by_sign(
+    source: Float[Array, "N H"],
+    target: Float[Array, "N H"],
+    above: Float[Array, "N H D"],
+    below: Float[Array, "N H D"],
+    adjacency: Bool[Array, "N N"],
+) -> tuple[Float[Array, "N H D"], Float[Array, "N H D"]]:
+    """For each i and head, the sum of above[j] over neighbours with s_i + t_j > 0, and of below[j]
+    over the others; `adjacency` is symmetric.
+
+    Linear in `above` and `below` and, almost everywhere, constant in `source` and `target`; its
+    transpose is itself with these two exchanged, which costs no transposed matrix.
+    """
+    positive = source.T[:, :, None] > -target.T[:, None, :]
+    first = (adjacency & positive).astype(jnp.float32) @ jnp.swapaxes(above, 0, 1)
+    second = (adjacency & ~positive).astype(jnp.float32) @ jnp.swapaxes(below, 0, 1)
+    return jnp.swapaxes(first, 0, 1), jnp.swapaxes(second, 0, 1)
+
+
+def _sum_by_sign_forward(
+    source: Array, target: Array, above: Array, below: Array, adjacency: Array
+) -> tuple[Any, Any]:
+    return sum_by_sign(source, target, above, below, adjacency), (source, target, adjacency)
+
+
+def _sum_by_sign_backward(saved: Any, gradient: Any) -> tuple[Any, ...]:
+    source, target, adjacency = saved
+    return None, None, *sum_by_sign(target, source, *gradient, adjacency), None
+
+
+sum_by_sign.defvjp(_sum_by_sign_forward, _sum_by_sign_backward)
 
 
 def _bounded(target: Array, mask: Array) -> tuple[Array, Array]:

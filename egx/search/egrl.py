@@ -230,7 +230,8 @@ class EGRL(AbstractSearch):
             )
             parts.append(jax.tree.map(lambda x: x[None], greedy(own)))
         levels = jax.tree.map(lambda *rows: jnp.concatenate(rows), *parts)
-        return to_decisions(problem.heads, levels, self.real_levels), _replace(inner, levels=levels)
+        choices = dict(head_choices(problem, self.real_levels))
+        return to_decisions(problem.heads, levels, choices), _replace(inner, levels=levels)
 
     def _migrate(self, inner: EGRLState) -> EGRLState:
         """The learner's policy in the weakest slot, if that is a network's."""
