@@ -19,8 +19,9 @@ MUTED = "#767D88"
 FAINT = "#DDE1E6"
 EMPTY = "#F4F5F7"
 
-# Okabe and Ito's palette without its black and yellow, which read badly as lines on white.
-SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C6D31")
+# Okabe and Ito's palette without black and yellow, which read badly as lines on white, and without
+# the green of bounds.
+SERIES = ("#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C6D31", "#7F7F7F")
 LINE_STYLES = ("-", "--", "-.", ":")
 
 _BACKING = "#A9B1BC"

@@ -52,6 +52,13 @@ class Table:
             lines += ["", self.note]
         return "\n".join(lines) + "\n"
 
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+    def _repr_markdown_(self) -> str:
+        """How notebooks show it."""
+        return self.to_markdown()
+
     def to_rich(self) -> RichTable:
         """The table for a console."""
         table = RichTable(
