@@ -156,7 +156,7 @@ class MemoryPlacement(AbstractProblem):
         steps = jnp.sum(self.graph.op_mask).astype(jnp.float32)
         return latency_s, jnp.sum(jnp.square(jnp.maximum(overfull, 0.0))) / steps
 
-    def breakdown(self, decisions: Mapping[str, Array]) -> Breakdown:
+    def breakdown(self, decisions: GivenDecisions) -> Breakdown:
         """Where the latency of a map goes, op by op; the map is rectified first, as `evaluate`
         does. For concrete decisions."""
         settled = self.rectify(decisions)
@@ -201,7 +201,7 @@ class MemoryPlacement(AbstractProblem):
 
     def _relaxed(
         self, probabilities: Mapping[str, Array], temperature: Float[Array, ""]
-    ) -> tuple[Float[Array, ""], Float[Array, "N M-1"]]:
+    ) -> tuple[Float[Array, ""], Float[Array, "N fast"]]:
         if set(probabilities) != set(self.heads):
             raise DecisionError(
                 f"expected probabilities of {sorted(self.heads)}, got {sorted(probabilities)}"

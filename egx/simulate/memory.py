@@ -70,8 +70,10 @@ def _batched(prefetch: int, rectify: bool) -> Any:
             return plain(table, levels)
         return jax.lax.platform_dependent(table, levels, cpu=blocks, default=plain)
 
+    # Compiled once for calls outside jit, which would compile their loops each time.
+    @jax.jit
     def simulate(table: MemoryTable, steps: Array, levels: Array) -> Any:
-        rows, moved = levels.T, None
+        rows = levels.T
         if rectify:
             rows, moved = rectified(table, steps, rows)
         else:

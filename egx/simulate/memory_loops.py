@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from egx.simulate.memory_table import UNROLL, USES_PER_STEP, MemoryTable
+from egx.simulate.memory_table import USES_PER_STEP, MemoryTable
 
 # Up to so many levels, both choices of an op fit one byte.
 BYTE_LEVELS = 8
@@ -75,17 +75,17 @@ def _settle(level: Int[Array, " P"], fits: list[Bool[Array, " P"]]) -> Int[Array
     return level
 
 
-def _loop(table: MemoryTable, steps: Int[Array, ""], body: Any, carry: Any, unroll: int) -> Any:
-    """Runs `body(step, row, carry)` over the steps in use; `row` is the table at that step."""
+def _loop(table: MemoryTable, steps: Int[Array, ""], body: Any, carry: Any) -> Any:
+    """Runs `body(step, row, carry)` over the steps in use; `row` is the table at that step.
+
+    Not unrolled: the compiler would repeat shared work in each of more outputs.
+    """
     fields = {field.name: getattr(table, field.name) for field in dataclasses.fields(_Row)}
 
     def iteration(i: Array, carry: Any) -> Any:
-        for j in range(unroll):
-            step = i * unroll + j
-            carry = body(step, _Row(**{name: _row(x, step) for name, x in fields.items()}), carry)
-        return carry
+        return body(i, _Row(**{name: _row(x, i) for name, x in fields.items()}), carry)
 
-    return jax.lax.fori_loop(0, (steps + unroll - 1) // unroll, iteration, carry)
+    return jax.lax.fori_loop(0, steps, iteration, carry)
 
 
 class _Row(eqx.Module):
@@ -129,7 +129,7 @@ def overfull(
 
     zeros = jnp.zeros(levels.shape[1], jnp.int32)
     rows = [zeros for _ in fast]
-    _, most = _loop(table, steps, step, (rows, rows), UNROLL)
+    _, most = _loop(table, steps, step, (rows, rows))
     over = [
         (high > table.capacity_units[m]).astype(jnp.int32)
         for m, high in zip(fast, most, strict=True)
@@ -189,7 +189,7 @@ def rectified(
     zeros = jnp.zeros(population, jnp.int32)
     rows = [zeros for _ in fast]
     carry = (store, store[0], rows, rows, zeros)
-    store, last, _, _, moved = _loop(table, steps, step, carry, 1)
+    store, last, _, _, moved = _loop(table, steps, step, carry)
     store = _store(store, last, steps)
     return store[table.first_step + 1], moved
 
@@ -208,7 +208,7 @@ def roofline(
         return _add(clock, jnp.where(row.is_last, body, 0.0)), read
 
     zeros = jnp.zeros(levels.shape[1], jnp.float32)
-    clock, _ = _loop(table, steps, step, ((zeros, zeros), zeros), UNROLL)
+    clock, _ = _loop(table, steps, step, ((zeros, zeros), zeros))
     return clock[0]
 
 
@@ -247,7 +247,7 @@ def prefetched(
 
     starts = jnp.zeros((table.op.shape[0] + 1, levels.shape[1]), jnp.float32)
     carry = ((zeros, zeros), zeros, [zeros] * count, (starts, starts), (zeros, zeros))
-    clock, *_ = _loop(table, steps, step, carry, 1)
+    clock, *_ = _loop(table, steps, step, carry)
     return clock[0]
 
 

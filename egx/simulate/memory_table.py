@@ -22,8 +22,6 @@ from egx.simulate.cost import (
 )
 
 USES_PER_STEP = 2
-# Steps without stores that one iteration takes, for the compiler to fuse.
-UNROLL = 4
 
 
 class MemoryTable(eqx.Module):
@@ -62,8 +60,7 @@ def memory_table(graph: Graph, hardware: Hardware, capacity_units: Int[Array, " 
     `capacity_units` comes from `Hardware.capacity_units`, which is exact only outside a trace.
     """
     n, u, k = graph.num_ops, graph.num_uses, USES_PER_STEP
-    # A whole number of unrolled iterations.
-    length = -(-(n + u // k) // UNROLL) * UNROLL
+    length = n + u // k
     ones = graph.use_mask.astype(jnp.int32)
     uses = jax.ops.segment_sum(ones, graph.use_consumer, n, indices_are_sorted=True)
     op_steps = jnp.where(graph.op_mask, jnp.maximum(1, -(-uses // k)), 0)

@@ -5,7 +5,7 @@ exp(x / temperature_s)), which tends to the maximum as it falls and is the maxim
 levels hold at each step is an expectation too. At temperature 0 and on maps of zeros and ones the
 seconds are those of the simulator.
 
-Shapes: N ops, T tensors, U uses, M levels, K ops of prefetch.
+Shapes: N ops, U uses, M levels, `fast` levels above 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def relaxed_latency(
     *,
     temperature_s: Float[Array, ""],
     prefetch: int = 0,
-) -> tuple[Float[Array, ""], Float[Array, "N M-1"]]:
+) -> tuple[Float[Array, ""], Float[Array, "N fast"]]:
     """Expected seconds, and by how much each level above 0 is overfull at each step.
 
     The second is (units held - capacity) over the capacity, or over the largest item if no such
@@ -106,7 +106,7 @@ def _overfull(
     capacity_units: Int[Array, " M"],
     weights: Float[Array, "N M"],
     activations: Float[Array, "N M"],
-) -> Float[Array, "N M-1"]:
+) -> Float[Array, "N fast"]:
     n, t = graph.num_ops, graph.num_tensors
     outputs = graph.output_units()
     largest = jnp.maximum(jnp.max(graph.weight_units), jnp.max(outputs))
@@ -122,5 +122,5 @@ def _overfull(
     return jnp.where(graph.op_mask[:, None], excess, -1.0)
 
 
-def _in_units(units: Int[Array, " X"], scale: Float[Array, " M-1"]) -> Float[Array, "X M-1"]:
+def _in_units(units: Int[Array, " X"], scale: Float[Array, " fast"]) -> Float[Array, "X fast"]:
     return units.astype(jnp.float32)[:, None] / scale
