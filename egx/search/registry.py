@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
+
+from evosax.algorithms import algorithms as strategies
 
 from egx.errors import SearchError
 from egx.search.annealing import Annealing
 from egx.search.base import AbstractSearch
 from egx.search.egrl import EGRL, ea, pg
 from egx.search.egrl_plus import EGRLPlus
+from egx.search.evosax import EvosaxSearch
 from egx.search.gradient import GradientSearch
 from egx.search.greedy_dp import GreedyDP
 from egx.search.local import Local
 from egx.search.random import RandomSearch
+
+EVOSAX = "evosax:"
 
 # A class, or a function whose return annotation is the class.
 SEARCHES: dict[str, Callable[..., AbstractSearch]] = {
@@ -32,17 +38,21 @@ SEARCHES: dict[str, Callable[..., AbstractSearch]] = {
 
 
 def searches() -> tuple[str, ...]:
-    """The names that `make_search` knows, in alphabetical order."""
+    """The names that `make_search` knows, in alphabetical order, but for `evosax:STRATEGY`."""
     return tuple(sorted(SEARCHES))
 
 
 def search_options(name: str) -> tuple[str, ...]:
     """The options of a searcher: its fields, and those of its parts as `part.field`."""
-    make = _maker(name)
-    kind = make if isinstance(make, type) else get_type_hints(make)["return"]
+    make: Any = _maker(name)
+    kind: Any
+    if isinstance(make, functools.partial):
+        kind, fixed = make.func, tuple(make.keywords)
+    else:
+        kind, fixed = make if isinstance(make, type) else get_type_hints(make)["return"], ()
     options = []
     for field in dataclasses.fields(kind):
-        if not field.init:
+        if not field.init or field.name in fixed:
             continue
         options.append(field.name)
         part = field.default_factory
@@ -52,14 +62,24 @@ def search_options(name: str) -> tuple[str, ...]:
 
 
 def close_to(name: str, known: tuple[str, ...]) -> str:
-    """ "; did you mean ...?", or nothing when no known name is close."""
-    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    """ "; did you mean ...?", or nothing when no known name is close, whatever its case."""
+    cased = {k.lower(): k for k in known}
+    close = [cased[k] for k in difflib.get_close_matches(name.lower(), cased, n=3, cutoff=0.5)]
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def _maker(name: str) -> Callable[..., AbstractSearch]:
+    if name.startswith(EVOSAX):
+        strategy = name.removeprefix(EVOSAX)
+        if strategy not in strategies:
+            known = tuple(sorted(strategies))
+            raise SearchError(
+                f"evosax has no strategy {strategy!r}{close_to(strategy, known)} "
+                f"(known: {', '.join(known)})"
+            )
+        return functools.partial(EvosaxSearch, strategy=strategy)
     if name not in SEARCHES:
-        known = searches()
+        known = (*searches(), "exact", f"{EVOSAX}STRATEGY")
         raise SearchError(
             f"no searcher is named {name!r}{close_to(name, known)} (known: {', '.join(known)})"
         )
@@ -76,7 +96,7 @@ def make_search(
     """The searcher called `name`.
 
     Args:
-        name: one of `searches()`.
+        name: one of `searches()`, or `evosax:STRATEGY`.
         options: values of its fields; `part.field` reaches into a part.
         budget: the run's budget, for searchers that plan with it; `options` go first.
         policy: a trained policy to start from.

@@ -95,6 +95,17 @@ def test_what_is_wrong_is_named(name, options, message):
         make_search(name, options)
 
 
+def test_evosax_strategies_have_names():
+    search = make_search("evosax:SNES", {"population": 6})
+    assert (search.strategy, search.batch_size) == ("SNES", 6)
+    assert "population" in search_options("evosax:SNES")
+    assert "strategy" not in search_options("evosax:SNES")
+    with pytest.raises(SearchError, match=r"no strategy 'snes2'; did you mean .*SNES"):
+        make_search("evosax:snes2")
+    with pytest.raises(SearchError, match="known: .*evosax:STRATEGY"):
+        make_search("evosax")
+
+
 def test_find_takes_names_and_searchers():
     assert find_search("random", {"batch": 3}) == (RandomSearch(batch=3), "random")
     mine = RandomSearch(batch=4)
