@@ -43,11 +43,11 @@ _WORST = float(jnp.finfo(jnp.float32).max)
 
 
 class Elites(eqx.Module):
-    """The best different candidates of one island, best first."""
+    """The best different candidates of one island, best first; of all islands with an axis I."""
 
-    genes: Float[Array, "K L"]
-    cost: Float[Array, " K"]
-    feasible: Bool[Array, " K"]
+    genes: Float[Array, "*I K L"]
+    cost: Float[Array, "*I K"]
+    feasible: Bool[Array, "*I K"]
 
 
 class Islands(eqx.Module):
@@ -312,7 +312,7 @@ class EGRLPlus(AbstractSearch):
         """One or more local moves, their number geometric."""
         count_key, key = jax.random.split(key)
         coin = jax.random.uniform(count_key)
-        count = 2.0 + jnp.floor(-jnp.log2(jnp.maximum(coin, 1e-6)))
+        count = 2 + jnp.floor(-jnp.log2(jnp.maximum(coin, 1e-6))).astype(jnp.int32)
         shares = [0.4, 0.4, 0.2] if self.swaps else [0.7, 0.0, 0.3]
 
         def move(genes: Genes, step: Int[Array, ""]) -> tuple[Genes, None]:

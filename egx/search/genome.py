@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt
 
 from egx.problems.base import AbstractProblem, Decisions
 
@@ -125,7 +125,7 @@ def window_crossover(
     return jnp.where((offset >= 0) & (offset < length), mate, genes)
 
 
-def hash_genes(genome: Genome, genes: Genes) -> Int[Array, ""]:
+def hash_genes(genome: Genome, genes: Genes) -> UInt[Array, ""]:
     """A 32-bit hash of the active entries, to recognise equal candidates."""
     bits = jax.lax.bitcast_convert_type(genes + 0.0, jnp.int32)
     index = jnp.arange(genes.shape[0], dtype=jnp.uint32)
