@@ -1,10 +1,11 @@
 """The ops that wait on each device with the moments at which they arrive.
 
 Every device has a tree of minima over its ops, best op first, so that one descent finds either the
-earliest arrival or the best op that has arrived by some moment. Trees have four children a node;
-the trees of a candidate lie one behind the other in one array a level.
+earliest arrival or the best op that has arrived by some moment. The nodes of a level stand in
+blocks of siblings that are read in one piece; the blocks of a candidate's devices lie one behind
+the other.
 
-Shapes: N ops, D devices, P candidates, S slots of a level.
+Shapes: N ops, D devices, P candidates, B siblings.
 """
 
 from __future__ import annotations
@@ -14,38 +15,49 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from egx.simulate.execution_table import pick, put, replace, take
+from egx.simulate.indexing import pick, put, replace, take, take_window
 
-FANOUT_BITS = 2
-FANOUT = 1 << FANOUT_BITS
+LARGEST_BLOCK_BITS = 5
 
 
 class Slots(eqx.Module):
-    """Where each op stands in the tree of its device, and each level's first slot per device."""
+    """Where each op stands in the tree of its device (`local` [N1 * P]), which op stands in a leaf
+    (`op`, flat), and the first block of each device on each level, leaves first."""
 
     local: Int[Array, " _"]
     op: Int[Array, " _"]
     first: tuple[Int[Array, "D P"], ...]
+    bits: int = eqx.field(static=True)
 
 
 class Waiting(eqx.Module):
-    """Minima by level, leaves first, and each device's earliest arrival; inf for none."""
+    """Minima by level, leaves first, blocks flat; and each device's earliest arrival. inf: none."""
 
     levels: tuple[Float[Array, " _"], ...]
     earliest: Float[Array, "D P"]
 
 
-def _depth(ops: int) -> int:
-    depth = 1
-    while FANOUT**depth < ops:
-        depth += 1
-    return depth
+def block_bits(ops: int) -> int:
+    """Blocks just large enough for two levels, if that is not too large."""
+    needed = max(1, (max(ops, 1) - 1).bit_length())
+    return min(LARGEST_BLOCK_BITS, -(-needed // 2))
+
+
+def depth(ops: int) -> int:
+    needed = max(1, (max(ops, 1) - 1).bit_length())
+    return -(-needed // block_bits(ops))
+
+
+def _blocks(ops: int, devices: int, level: int) -> int:
+    """Enough blocks of a level for ops spread over the devices in any way."""
+    return (ops >> (block_bits(ops) * (level + 1))) + devices
 
 
 def slots(order: Int[Array, "N P"], device: Int[Array, "N P"], devices: int) -> Slots:
     """Slots of the ops, best first as `order` lists them."""
     n, population = device.shape
     lane = jnp.arange(population, dtype=jnp.int32)
+    bits = block_bits(n)
 
     def step(counts, op):
         on = take(device.reshape(-1), op * population + lane)
@@ -53,38 +65,40 @@ def slots(order: Int[Array, "N P"], device: Int[Array, "N P"], devices: int) -> 
         return replace(counts, on, local + 1), local
 
     counts, by_rank = jax.lax.scan(step, jnp.zeros((devices, population), jnp.int32), order)
-    local = jnp.zeros((n + 1) * population, jnp.int32)
-    local = put(local, (order * population + lane).reshape(-1), by_rank.reshape(-1))
+    at = (order * population + lane).reshape(-1)
+    local = put(jnp.zeros((n + 1) * population, jnp.int32), at, by_rank.reshape(-1))
     first = []
-    for _ in range(_depth(n)):
-        # Whole groups of siblings, so that no group belongs to two devices.
-        sizes = -(-counts // FANOUT) * FANOUT
-        first.append(jnp.cumsum(sizes, 0) - sizes)
-        counts = -(-counts // FANOUT)
-    base = jnp.take_along_axis(first[0], device, 0)
-    at = (base + local.reshape(n + 1, population)[:n]) * population + lane
-    ops = jnp.repeat(jnp.arange(n, dtype=jnp.int32), population)
-    by_slot = jnp.zeros(_size(n, devices, 0) * population, jnp.int32)
-    return Slots(local, put(by_slot, at.reshape(-1), ops), tuple(first))
+    for _ in range(depth(n)):
+        # Whole blocks: none belongs to two devices.
+        counts = (counts + (1 << bits) - 1) >> bits
+        first.append(jnp.cumsum(counts, 0, dtype=jnp.int32) - counts)
+    leaf = _node(first[0], device, local.reshape(n + 1, population)[:n], bits, 0)
+    ops = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32)[:, None], leaf.shape)
+    by_slot = jnp.zeros((_blocks(n, devices, 0) << bits) * population, jnp.int32)
+    return Slots(local, put(by_slot, leaf.reshape(-1), ops.reshape(-1)), tuple(first), bits)
 
 
-def _size(ops: int, devices: int, level: int) -> int:
-    return ops // FANOUT**level + FANOUT * devices
+def _node(first: Array, device: Array, local: Array, bits: int, level: int) -> Array:
+    """Flat index of the node over each op [..., P] on a level."""
+    population = local.shape[-1]
+    node = local >> (bits * level)
+    base = pick(first, device) if local.ndim == 1 else jnp.take_along_axis(first, device, 0)
+    block = (base + (node >> bits)) * population + jnp.arange(population, dtype=jnp.int32)
+    return (block << bits) | (node & ((1 << bits) - 1))
 
 
 def waiting(where: Slots, device: Int[Array, "N P"], start: Bool[Array, "N P"]) -> Waiting:
     """The trees when the ops that `start` marks have arrived at 0, and nothing else."""
     n, population = device.shape
     devices = where.first[0].shape[0]
-    lane = jnp.arange(population, dtype=jnp.int32)
     local = where.local.reshape(n + 1, population)[:n]
     value = jnp.where(start, 0.0, jnp.inf).astype(jnp.float32)
     levels = []
     for level, first in enumerate(where.first):
-        node = jnp.take_along_axis(first, device, 0) + (local >> (FANOUT_BITS * level))
-        empty = jnp.full(_size(n, devices, level) * population, jnp.inf, jnp.float32)
-        at = (node * population + lane).reshape(-1)
-        levels.append(empty.at[at].min(value.reshape(-1), mode="promise_in_bounds"))
+        size = (_blocks(n, devices, level) << where.bits) * population
+        node = _node(first, device, local, where.bits, level)
+        empty = jnp.full(size, jnp.inf, jnp.float32)
+        levels.append(empty.at[node.reshape(-1)].min(value.reshape(-1), mode="promise_in_bounds"))
     each = jnp.arange(devices, dtype=jnp.int32)
     earliest = jax.lax.map(lambda d: jnp.min(jnp.where(device == d, value, jnp.inf), 0), each)
     return Waiting(tuple(levels), earliest)
@@ -99,11 +113,10 @@ def add(
 ) -> Waiting:
     """The trees with `op` arriving at `arrival`; inf leaves them as they are."""
     population = op.shape[0]
-    lane = jnp.arange(population, dtype=jnp.int32)
-    node = take(where.local, op * population + lane)
+    local = take(where.local, op * population + jnp.arange(population, dtype=jnp.int32))
     levels = []
     for level, (values, first) in enumerate(zip(state.levels, where.first, strict=True)):
-        at = (pick(first, device) + (node >> (FANOUT_BITS * level))) * population + lane
+        at = _node(first, device, local, where.bits, level)
         levels.append(put(values, at, jnp.minimum(take(values, at), arrival)))
     earliest = jnp.minimum(pick(state.earliest, device), arrival)
     return Waiting(tuple(levels), replace(state.earliest, device, earliest))
@@ -118,32 +131,28 @@ def take_best(
 ) -> tuple[Int[Array, " P"], Waiting]:
     """(op, the trees without it): the best op of `device` that arrives by the moment `by`; one
     must exist wherever `wanted` is set."""
-    population = device.shape[0]
+    population, bits = device.shape[0], where.bits
+    width = 1 << bits
     lane = jnp.arange(population, dtype=jnp.int32)
+    sibling = jnp.arange(width, dtype=jnp.int32)
     node = jnp.zeros(population, jnp.int32)
     path = []
     for values, first in zip(reversed(state.levels), reversed(where.first), strict=True):
-        slot = pick(first, device) + node * FANOUT
-        at = slot * population + lane
-        children = [take(values, at + k * population) for k in range(FANOUT)]
-        child = jnp.zeros(population, jnp.int32)
-        for k in range(FANOUT - 1, 0, -1):
-            child = jnp.where(children[k] <= by, k, child)
-        child = jnp.where(children[0] <= by, 0, child)
-        path.append((values, at + child * population, children, child))
-        slot, node = slot + child, node * FANOUT + child
-    op = take(where.op, slot * population + lane)
+        start = ((pick(first, device) + node) * population + lane) << bits
+        siblings = take_window(values, start, width)
+        # The first that arrived; the last sibling stands in where there is none to be found.
+        child = jnp.min(jnp.where(siblings <= by[:, None], sibling, width - 1), 1)
+        path.append((values, start | child, siblings, child))
+        node = (node << bits) | child
+    op = take(where.op, path[-1][1])
 
     least = jnp.full(population, jnp.inf, jnp.float32)
     levels = []
-    for values, at, children, child in reversed(path):
-        old = children[0]
-        for k in range(1, FANOUT):
-            old = jnp.where(child == k, children[k], old)
+    for values, at, siblings, child in reversed(path):
+        old = take(values, at)
         new = jnp.where(wanted, least, old)
         levels.append(put(values, at, new))
-        least = new
-        for k in range(FANOUT):
-            least = jnp.minimum(least, jnp.where(child == k, jnp.inf, children[k]))
+        others = jnp.where(sibling == child[:, None], jnp.inf, siblings)
+        least = jnp.minimum(jnp.min(others, 1), new)
     earliest = jnp.where(wanted, least, pick(state.earliest, device))
     return op, Waiting(tuple(levels), replace(state.earliest, device, earliest))

@@ -1,10 +1,8 @@
-"""A graph laid out for execution on several devices, and the small pieces that its loops share.
+"""A graph laid out for the loops that run it on several devices.
 
-Each loop over items carries P candidates in lockstep. State that is indexed differently by each
-candidate is a flat array, population innermost; state with a few rows is picked by comparison.
-
-Shapes: N ops, T tensors, U uses, D devices, P candidates, R rows. A row is a step of an op: one
-for each use of its outputs, in use order, and one for an op without uses.
+Shapes: N ops, T tensors, U uses, D devices, R rows. A row is a step of a loop: one for each use of
+an op's outputs, in use order, and one for an op without uses. What a step reads stands in one row
+of int32, times as the bits of float32: one look-up costs hardly more than one number does.
 """
 
 from __future__ import annotations
@@ -16,19 +14,22 @@ from jaxtyping import Array, Bool, Float, Int
 
 from egx.graph.graph import Graph
 from egx.hardware.spec import Hardware
+from egx.simulate.indexing import as_bits, as_float
 
-FEW_ROWS = 8
+# Columns of `rows`. The tensor is scaled by the devices it may be sent to.
+CONSUMER, TENSOR, BYTES, IS_LAST, USE = range(5)
+# Columns of `ops`: the first row, then seconds by device.
+FIRST_ROW, SECONDS = 0, 1
 
 
 class ExecutionTable(eqx.Module):
     """What the loops read. Entry N of an op axis and U of a use axis stand for nothing: axes N1
-    and U1 are one longer. Link `source * D + target` is an entry of the axis DD."""
+    and U1 are one longer. Rows N + U + 1 + u repeat use u, for transfers that are items. Link
+    `source * D + target` is an entry of the axis DD."""
 
-    op_seconds: Float[Array, "N1 D"]
+    rows: Int[Array, "R 5"]
+    ops: Int[Array, "N1 K"]
     compute_s: Float[Array, "N D"]
-    first_row: Int[Array, " N1"]
-    row_use: Int[Array, " R1"]
-    row_is_last: Bool[Array, " R1"]
     num_rows: Int[Array, ""]
     use_consumer: Int[Array, " U1"]
     use_tensor: Int[Array, " U1"]
@@ -44,8 +45,7 @@ class ExecutionTable(eqx.Module):
     weight_units: Int[Array, " N"]
     op_mask: Bool[Array, " N"]
     unit_bytes: Float[Array, ""]
-    link_bytes_per_s: Float[Array, " DD"]
-    link_latency_s: Float[Array, " DD"]
+    links: Float[Array, "DD 2"]
     read_bytes_per_s: Float[Array, " D"]
     write_bytes_per_s: Float[Array, " D"]
     launch_s: Float[Array, " D"]
@@ -65,6 +65,15 @@ class ExecutionTable(eqx.Module):
     @property
     def num_devices(self) -> int:
         return self.launch_s.shape[-1]
+
+    @property
+    def idle_row(self) -> int:
+        """The row in which nothing happens."""
+        return self.num_ops + self.num_uses
+
+    @property
+    def op_seconds(self) -> Float[Array, "N D"]:
+        return as_float(self.ops[: self.num_ops, SECONDS:])
 
 
 def execution_table(
@@ -87,10 +96,11 @@ def execution_table(
     row = first[sorted_producer] + jnp.arange(u) - before[sorted_producer]
     row = jnp.where(graph.use_mask[by_producer], row, n + u + 1)
     last = jnp.where(graph.op_mask, end - 1, n + u + 1)
-    row_use = (
-        jnp.full(n + u + 1, u, jnp.int32).at[row].set(by_producer.astype(jnp.int32), mode="drop")
-    )
+    row_use = jnp.full(n + u + 1, u, jnp.int32)
+    row_use = row_use.at[row].set(by_producer.astype(jnp.int32), mode="drop")
     row_is_last = jnp.zeros(n + u + 1, bool).at[last].set(True, mode="drop").at[n + u].set(True)
+    row_use = jnp.append(row_use, jnp.arange(u + 1, dtype=jnp.int32))
+    row_is_last = jnp.append(row_is_last, jnp.zeros(u + 1, bool))
 
     compute = (graph.flops / hardware.flops_per_s[:, graph.op_class]).T
     if op_seconds is None:
@@ -109,16 +119,26 @@ def execution_table(
     off_diagonal = ~jnp.eye(d, dtype=bool)
     tensor_bytes = graph.tensor_units.astype(jnp.float32) * unit
     tensor = jnp.where(graph.use_mask, graph.use_tensor, graph.num_tensors)
+    use_consumer = jnp.append(jnp.where(graph.use_mask, graph.use_consumer, n), n)
+    use_tensor = jnp.append(tensor, graph.num_tensors)
+    use_bytes = jnp.append(jnp.append(tensor_bytes, 0.0)[tensor], 0.0)
+    columns = {
+        CONSUMER: use_consumer[row_use],
+        TENSOR: use_tensor[row_use] * elsewhere(d),
+        BYTES: as_bits(use_bytes[row_use]),
+        IS_LAST: row_is_last.astype(jnp.int32),
+        USE: row_use,
+    }
+    seconds = jnp.concatenate([seconds, jnp.zeros((1, d), jnp.float32)])
+    first_row = jnp.append(first, n + u).astype(jnp.int32)
     return ExecutionTable(
-        op_seconds=jnp.concatenate([seconds, jnp.zeros((1, d), jnp.float32)]),
+        rows=jnp.stack([columns[k] for k in range(len(columns))], 1),
+        ops=jnp.concatenate([first_row[:, None], as_bits(seconds)], 1),
         compute_s=compute,
-        first_row=jnp.append(first, n + u).astype(jnp.int32),
-        row_use=row_use,
-        row_is_last=row_is_last,
         num_rows=jnp.sum(rows).astype(jnp.int32),
-        use_consumer=jnp.append(jnp.where(graph.use_mask, graph.use_consumer, n), n),
-        use_tensor=jnp.append(tensor, graph.num_tensors),
-        use_bytes=jnp.append(jnp.append(tensor_bytes, 0.0)[tensor], 0.0),
+        use_consumer=use_consumer,
+        use_tensor=use_tensor,
+        use_bytes=use_bytes,
         use_producer=jnp.append(jnp.where(graph.use_mask, producer, n), n),
         use_mask=graph.use_mask,
         by_tensor=jnp.argsort(tensor, stable=True).astype(jnp.int32),
@@ -135,12 +155,22 @@ def execution_table(
         op_mask=graph.op_mask,
         unit_bytes=unit,
         # A device never sends to itself; whatever stands there must not become NaN.
-        link_bytes_per_s=jnp.where(off_diagonal, hardware.link_bytes_per_s, 1.0).reshape(-1),
-        link_latency_s=jnp.where(off_diagonal, hardware.link_latency_s, 0.0).reshape(-1),
+        links=jnp.stack(
+            [
+                jnp.where(off_diagonal, hardware.link_bytes_per_s, 1.0).reshape(-1),
+                jnp.where(off_diagonal, hardware.link_latency_s, 0.0).reshape(-1),
+            ],
+            1,
+        ),
         read_bytes_per_s=hardware.read_bytes_per_s[:, 0],
         write_bytes_per_s=hardware.write_bytes_per_s[:, 0],
         launch_s=hardware.launch_s,
     )
+
+
+def elsewhere(devices: int) -> int:
+    """How many devices a tensor can be sent to; at least 1, so that nothing is empty."""
+    return max(devices - 1, 1)
 
 
 def roofline_s(
@@ -168,34 +198,3 @@ def distinct_input_units(graph: Graph) -> Int[Array, " N"]:
     fresh = jnp.ones(graph.num_uses, bool).at[1:].set((t[1:] != t[:-1]) | (c[1:] != c[:-1]))
     units = jnp.where(fresh & (t >= 0), graph.tensor_units[t], 0)
     return jax.ops.segment_sum(units, c, graph.num_ops, indices_are_sorted=True)
-
-
-def take(values: Array, index: Int[Array, " P"]) -> Array:
-    """Entries of a flat array; the caller promises that they exist."""
-    return values.at[index].get(mode="promise_in_bounds")
-
-
-def put(values: Array, index: Int[Array, " P"], new: Array) -> Array:
-    """A flat array with one entry per candidate replaced."""
-    return values.at[index].set(new, mode="promise_in_bounds", unique_indices=True)
-
-
-def pick(rows: Array, index: Int[Array, " P"]) -> Array:
-    """Row `index[p]` of column p of `rows` [K, P]: a chain of selects where rows are few."""
-    count, population = rows.shape
-    if count > FEW_ROWS:
-        return take(rows.reshape(-1), index * population + jnp.arange(population))
-    out = rows[0]
-    for k in range(1, count):
-        out = jnp.where(index == k, rows[k], out)
-    return out
-
-
-def replace(rows: Array, index: Int[Array, " P"], new: Array) -> Array:
-    """`rows` [K, P] with entry `index[p]` of column p replaced."""
-    count, population = rows.shape
-    if count > FEW_ROWS:
-        flat = put(rows.reshape(-1), index * population + jnp.arange(population), new)
-        return flat.reshape(rows.shape)
-    which = jnp.arange(count, dtype=jnp.int32)[:, None]
-    return jnp.where(which == index, new, rows)

@@ -11,7 +11,8 @@ from jaxtyping import Array, Float, Int
 
 from egx.graph.graph import CONTRACTION, OPAQUE, REDUCTION, Graph
 from egx.simulate.batching import over_population
-from egx.simulate.execution_table import ExecutionTable, put, roofline_s, take
+from egx.simulate.execution_table import ExecutionTable, roofline_s
+from egx.simulate.indexing import put, take
 
 LARGEST = 64
 # A cluster's size and, far above it, whether it holds a contraction: one number to look up.

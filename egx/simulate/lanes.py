@@ -1,7 +1,10 @@
 """P candidates side by side: what the loops of both orders read and write for each of them.
 
-Flat arrays are indexed by entry * P + candidate. Entry N of an op axis and U of a use axis stand
-for nothing: whoever has nothing to do reads and writes there.
+Flat arrays are indexed by entry * P + candidate. Entry N of an op axis, U of a use axis and T of a
+tensor axis stand for nothing: whoever has nothing to do reads and writes there.
+
+A loop costs one small kernel for each look-up and each write, so what is needed together stands
+together: a candidate's devices share a word with what else is looked up at an op.
 
 Shapes: N ops, T tensors, U uses, D devices, P candidates.
 """
@@ -9,14 +12,23 @@ Shapes: N ops, T tensors, U uses, D devices, P candidates.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from egx.simulate.execution_table import ExecutionTable, pick, put, replace, take
+from egx.simulate.execution_table import (
+    BYTES,
+    CONSUMER,
+    IS_LAST,
+    TENSOR,
+    USE,
+    ExecutionTable,
+    elsewhere,
+)
+from egx.simulate.indexing import as_float, pick, put, replace, take, take_row
 
 
 class Plans(eqx.Module):
@@ -49,31 +61,62 @@ Times = dict[str, Array]
 """The flat arrays that a run keeps; absent ones are not written."""
 
 
+class Row(NamedTuple):
+    """What a step is about: a use of the item in work, or nothing (consumer N, use U)."""
+
+    consumer: Int[Array, " P"]
+    tensor: Int[Array, " P"]
+    bytes: Float[Array, " P"]
+    is_last: Bool[Array, " P"]
+    use: Int[Array, " P"]
+
+
+class Network(NamedTuple):
+    """Transfers so far: when each (tensor, device) was sent (-1: not yet), when links and
+    devices are free."""
+
+    sent: Float[Array, " _"]
+    link: Float[Array, "DD P"]
+    clock: Float[Array, "D P"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Lanes:
-    """Views of a table and P plans by flat index."""
+    """Views of a table and P plans by flat index; `on` holds the device of each op's cluster."""
 
     table: ExecutionTable
     population: int
     on: Int[Array, "N P"]
-    flat_on: Int[Array, " _"]
+    root: Int[Array, "N1 P"] | None
     flat_root: Int[Array, " _"] | None
     flat_seconds: Float[Array, " _"] | None
 
     @classmethod
     def of(cls, table: ExecutionTable, plans: Plans) -> Lanes:
-        population = plans.device.shape[1]
-        on = plans.device
-        if plans.root is not None:
-            on = jnp.take_along_axis(on, plans.root, 0)
+        on, root, n = plans.device, plans.root, table.num_ops
+        if root is not None:
+            on = jnp.take_along_axis(on, root, 0)
+            root = padded(root, n)
         return cls(
             table,
-            population,
+            plans.device.shape[1],
             on,
-            padded(on, 0),
-            None if plans.root is None else padded(plans.root, table.num_ops),
-            None if plans.seconds is None else padded(plans.seconds, 0.0),
+            root,
+            None if root is None else root.reshape(-1),
+            None if plans.seconds is None else padded(plans.seconds, 0.0).reshape(-1),
         )
+
+    @property
+    def device_bits(self) -> int:
+        return max(1, (self.table.num_devices - 1).bit_length())
+
+    def with_device(self, values: Int[Array, "K P"], on: Int[Array, "K P"]) -> Int[Array, "K P"]:
+        """Values and devices in one word each."""
+        return (values << self.device_bits) | on
+
+    def split(self, word: Int[Array, " P"]) -> tuple[Int[Array, " P"], Int[Array, " P"]]:
+        """(value, device) of a word."""
+        return word >> self.device_bits, word & ((1 << self.device_bits) - 1)
 
     def at(self, entry: Array) -> Array:
         """Flat index of `entry` [..., P]."""
@@ -82,54 +125,120 @@ class Lanes:
     def empty(self, entries: int, fill: float, dtype: Any = jnp.float32) -> Array:
         return jnp.full(entries * self.population, fill, dtype)
 
-    def consumer(self, use: Int[Array, " P"]) -> Int[Array, " P"]:
-        """The op, or the cluster's root, that reads; N for no use."""
-        consumer = take(self.table.use_consumer, use)
-        return consumer if self.flat_root is None else take(self.flat_root, self.at(consumer))
+    def read_row(self, row: Int[Array, " P"]) -> Row:
+        values = take_row(self.table.rows, row)
+        consumer = values[:, CONSUMER]
+        if self.flat_root is not None:
+            consumer = take(self.flat_root, self.at(consumer))
+        return Row(
+            consumer,
+            values[:, TENSOR],
+            as_float(values[:, BYTES]),
+            values[:, IS_LAST] != 0,
+            values[:, USE],
+        )
 
-    def device(self, op: Int[Array, " P"]) -> Int[Array, " P"]:
-        return take(self.flat_on, self.at(op))
-
-    def op_s(self, op: Int[Array, " P"], device: Int[Array, " P"]) -> Float[Array, " P"]:
+    def op_s(
+        self, op: Int[Array, " P"], seconds: Int[Array, "P D"], device: Int[Array, " P"]
+    ) -> Float[Array, " P"]:
+        """Seconds of an op or cluster, given the op's row of seconds."""
         if self.flat_seconds is not None:
             return take(self.flat_seconds, self.at(op))
-        table = self.table
-        return take(table.op_seconds.reshape(-1), op * table.num_devices + device)
+        return as_float(pick(seconds.T, device))
 
-    def transfer_s(self, use: Int[Array, " P"], link: Int[Array, " P"]) -> Float[Array, " P"]:
-        """Seconds over directed link source * D + target."""
+    def network(self) -> Network:
         table = self.table
-        seconds = take(table.use_bytes, use) / take(table.link_bytes_per_s, link)
-        return take(table.link_latency_s, link) + seconds
+        devices, population = table.num_devices, self.population
+        return Network(
+            sent=self.empty((table.num_tensors + 1) * elsewhere(devices), -1.0),
+            link=jnp.zeros((devices * devices, population), jnp.float32),
+            clock=jnp.zeros((devices, population), jnp.float32),
+        )
+
+    def sent_at(self, row: Row, source: Array, target: Array) -> Array:
+        """Flat index of a tensor's transfer from `source` to `target`, two different devices."""
+        other = jnp.maximum(target - (target > source).astype(jnp.int32), 0)
+        return self.at(row.tensor + other)
+
+    def send(
+        self,
+        network: Network,
+        num_bytes: Float[Array, " P"],
+        source: Int[Array, " P"],
+        target: Int[Array, " P"],
+        ready_s: Float[Array, " P"],
+        where: Bool[Array, " P"],
+        *,
+        blocking: bool,
+    ) -> tuple[Array, Array, Network]:
+        """(start, end, network): transfers that hold their directed link, or both devices."""
+        link = source * self.table.num_devices + target
+        rates = take_row(self.table.links, link)
+        took = rates[:, 1] + num_bytes / rates[:, 0]
+        if blocking:
+            first, second = pick(network.clock, source), pick(network.clock, target)
+            start = jnp.maximum(ready_s, jnp.maximum(first, second))
+            end = start + took
+            clock = replace(network.clock, source, jnp.where(where, end, first))
+            clock = replace(clock, target, jnp.where(where, end, pick(clock, target)))
+            return start, end, network._replace(clock=clock)
+        free = pick(network.link, link)
+        start = jnp.maximum(ready_s, free)
+        end = start + took
+        links = replace(network.link, link, jnp.where(where, end, free))
+        return start, end, network._replace(link=links)
+
+    def send_once(
+        self,
+        network: Network,
+        row: Row,
+        source: Int[Array, " P"],
+        target: Int[Array, " P"],
+        finish: Float[Array, " P"],
+        times: Times,
+        *,
+        blocking: bool,
+    ) -> tuple[Array, Network, Times]:
+        """(arrival, network, times): a use's tensor at `target`, sent there if it was not yet."""
+        remote = (target != source) & (row.consumer < self.table.num_ops)
+        key = self.sent_at(row, source, target)
+        known = take(network.sent, key)
+        names = remote & (known < 0)
+        start, end, network = self.send(
+            network, row.bytes, source, target, finish, names, blocking=blocking
+        )
+        known = jnp.where(names, end, known)
+        if times:
+            entry = self.at(jnp.where(names, row.use, self.table.num_uses))
+            times = note(times, "transfer_start_s", entry, start)
+            times = note(times, "transfer_finish_s", entry, end)
+        network = network._replace(sent=put(network.sent, key, known))
+        return jnp.where(remote, known, finish), network, times
 
     def missing(self) -> Int[Array, "N1 P"]:
         """Uses from other ops or clusters that each must wait for."""
-        table = self.table
-        if self.flat_root is None:
-            return jnp.broadcast_to(table.inputs[:, None], (table.num_ops + 1, self.population))
-        root = self.flat_root.reshape(-1, self.population)
-        consumer = root[table.use_consumer]
+        table, n = self.table, self.table.num_ops
+        if self.root is None:
+            return jnp.broadcast_to(table.inputs[:, None], (n + 1, self.population))
+        consumer = self.root[table.use_consumer]
         # Only a root has uses outside its cluster.
-        outside = root[table.use_producer] != consumer
-        counts = jnp.zeros((table.num_ops + 1) * self.population, jnp.int32)
-        counts = counts.at[self.at(consumer).reshape(-1)].add(
-            outside.astype(jnp.int32).reshape(-1), mode="promise_in_bounds"
-        )
-        return counts.reshape(-1, self.population).at[table.num_ops].set(table.inputs[-1])
+        outside = self.root[table.use_producer] != consumer
+        counts = self.empty(n + 1, 0, jnp.int32).at[self.at(consumer).reshape(-1)]
+        counts = counts.add(outside.astype(jnp.int32).reshape(-1), mode="promise_in_bounds")
+        return counts.reshape(n + 1, self.population).at[n].set(table.inputs[n])
 
-    def startable(self, missing: Int[Array, "N1 P"]) -> Bool[Array, "N1 P"]:
+    def startable(self, missing: Int[Array, "N1 P"]) -> Bool[Array, "N P"]:
         """Ops and roots that wait for nothing."""
         n = self.table.num_ops
-        ready = (missing == 0) & jnp.append(self.table.op_mask, False)[:, None]
-        if self.flat_root is not None:
-            root = self.flat_root.reshape(-1, self.population)
-            ready = ready & (root == jnp.arange(n + 1, dtype=jnp.int32)[:, None])
+        ready = (missing[:n] == 0) & self.table.op_mask[:, None]
+        if self.root is not None:
+            ready = ready & (self.root[:n] == jnp.arange(n, dtype=jnp.int32)[:, None])
         return ready
 
 
 def padded(rows: Array, fill: float) -> Array:
-    """`rows` [K, P] flat, with one more entry."""
-    return jnp.append(rows, jnp.full((1, rows.shape[1]), fill, rows.dtype), 0).reshape(-1)
+    """`rows` [K, P] with one more entry."""
+    return jnp.append(rows, jnp.full((1, rows.shape[1]), fill, rows.dtype), 0)
 
 
 def note(times: Times, name: str, index: Array, value: Array) -> Times:
@@ -137,50 +246,46 @@ def note(times: Times, name: str, index: Array, value: Array) -> Times:
     return {**times, name: put(times[name], index, value)} if name in times else times
 
 
-def over_link(
-    link: Float[Array, "DD P"],
-    which: Int[Array, " P"],
-    ready_s: Float[Array, " P"],
-    took: Float[Array, " P"],
-    where: Bool[Array, " P"],
-) -> tuple[Array, Array, Array]:
-    """(start, end, links) of a transfer that holds its directed link alone."""
-    free = pick(link, which)
-    start = jnp.maximum(ready_s, free)
-    end = start + took
-    return start, end, replace(link, which, jnp.where(where, end, free))
+def kept_times(lanes: Lanes) -> Times:
+    """Empty arrays for a trace."""
+    n, uses = lanes.table.num_ops, lanes.table.num_uses
+    times = {name: lanes.empty(n + 1, 0.0) for name in ("start_s", "finish_s")}
+    return times | {f"transfer_{x}_s": lanes.empty(uses + 1, -1.0) for x in ("start", "finish")}
 
 
-def over_devices(
-    clock: Float[Array, "D P"],
-    source: Int[Array, " P"],
-    target: Int[Array, " P"],
-    ready_s: Float[Array, " P"],
-    took: Float[Array, " P"],
-    where: Bool[Array, " P"],
-) -> tuple[Array, Array, Array]:
-    """(start, end, clocks) of a transfer that holds both devices."""
-    first, second = pick(clock, source), pick(clock, target)
-    start = jnp.maximum(ready_s, jnp.maximum(first, second))
-    end = start + took
-    clock = replace(clock, source, jnp.where(where, end, first))
-    return start, end, replace(clock, target, jnp.where(where, end, second))
+def trace_of(
+    lanes: Lanes, times: Times, place: Int[Array, "N P"], transfer_place: Int[Array, "U P"] | None
+) -> Trace:
+    n, uses = lanes.table.num_ops, lanes.table.num_uses
+
+    def rows(name: str, length: int) -> Array:
+        return times[name].reshape(-1, lanes.population)[:length]
+
+    return Trace(
+        place=place,
+        start_s=rows("start_s", n),
+        finish_s=rows("finish_s", n),
+        transfer_place=transfer_place,
+        transfer_start_s=rows("transfer_start_s", uses),
+        transfer_finish_s=rows("transfer_finish_s", uses),
+    )
 
 
 def next_on_device(table: ExecutionTable, lanes: Lanes) -> Int[Array, " _"]:
     """For each use, the next use of its tensor on the same device; U for the last one. Flat."""
     uses, devices = table.num_uses, table.num_devices
+    on = padded(lanes.on, 0)
     nowhere = jnp.full((devices, lanes.population), uses, jnp.int32)
 
     def step(carry, k):
-        use = table.by_tensor[uses - 1 - k]
-        tensor = table.use_tensor[use]
         after, last_tensor = carry
+        use = table.by_tensor[uses - 1 - k]
+        tensor, consumer = table.use_tensor[use], table.use_consumer[use]
+        target = on[consumer]
         after = jnp.where(tensor == last_tensor, after, uses)
-        everyone = jnp.broadcast_to(use, (lanes.population,))
-        target = take(lanes.flat_on, lanes.at(lanes.consumer(everyone)))
         found = pick(after, target)
-        return (replace(after, target, everyone), tensor), (use, found)
+        every = jnp.broadcast_to(use, (lanes.population,))
+        return (replace(after, target, every), tensor), (use, found)
 
     start = (nowhere, jnp.int32(-1))
     _, (order, found) = jax.lax.scan(step, start, jnp.arange(uses, dtype=jnp.int32))

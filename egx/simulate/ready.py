@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from egx.simulate.execution_table import put, take
+from egx.simulate.indexing import put, take
 
 Words = tuple[UInt32[Array, " _"], ...]
 
@@ -32,12 +32,29 @@ def ranked(priority: Float[Array, "P R"]) -> Int[Array, "P R"]:
     position = jnp.arange(items, dtype=jnp.uint32)
     order = jnp.broadcast_to(jnp.arange(items, dtype=jnp.int32), (population, items))
     for shift in range(0, 32, digit_bits):
-        digit = (jnp.take_along_axis(key, order, 1) >> shift) & jnp.uint32(2**digit_bits - 1)
+        digit = (_columns(key, order) >> shift) & jnp.uint32(2**digit_bits - 1)
         packed = (digit << index_bits) | position
         packed = jax.lax.sort(packed, dimension=1, is_stable=False)
         came_from = (packed & jnp.uint32(2**index_bits - 1)).astype(jnp.int32)
-        order = jnp.take_along_axis(order, came_from, 1)
+        order = _columns(order, came_from)
     return order
+
+
+def order_and_rank(priority: Float[Array, "R P"]) -> tuple[Int[Array, "R P"], Int[Array, "R P"]]:
+    """Items by priority, highest first, ties to the lower index; and each item's place there."""
+    items, population = priority.shape
+    order = ranked(priority.T).T
+    lane = jnp.arange(population, dtype=jnp.int32)
+    place = jnp.broadcast_to(jnp.arange(items, dtype=jnp.int32)[:, None], order.shape)
+    at = (order * population + lane).reshape(-1)
+    return order, put(jnp.zeros_like(at), at, place.reshape(-1)).reshape(order.shape)
+
+
+def reorder(rows: Array, order: Int[Array, "R P"]) -> Array:
+    """Column p of `rows` [R, P] in the order of column p of `order`."""
+    population = order.shape[1]
+    at = order * population + jnp.arange(population, dtype=jnp.int32)
+    return take(rows.reshape(-1), at.reshape(-1)).reshape(order.shape)
 
 
 def pack(ready: Bool[Array, "R P"]) -> Words:
@@ -95,6 +112,13 @@ def take_highest(
         out.append(value if word.shape == value.shape else put(word, flat, value))
         clear = clear & (value == 0)
     return rank, found, tuple(out)
+
+
+def _columns(rows: Array, index: Int[Array, "P R"]) -> Array:
+    """Row p of `rows` [P, R] at the columns `index[p]`."""
+    items = rows.shape[1]
+    at = index + items * jnp.arange(rows.shape[0], dtype=jnp.int32)[:, None]
+    return take(rows.reshape(-1), at.reshape(-1)).reshape(index.shape)
 
 
 def _bit(position: Int[Array, " P"]) -> UInt32[Array, " P"]:

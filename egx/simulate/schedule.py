@@ -1,11 +1,10 @@
 """Several devices, static order: items are taken by priority, then timed (semantics 4.2).
 
-One loop takes items and times them. Each step of a candidate handles one use of the item that it
-took last, and takes the next item when that use was the last one. Steps add up to ops plus uses
-whatever the order, so candidates with different orders stay in lockstep.
+One loop takes ops and times them with their transfers. Each step of a candidate takes an op if the
+last one is done, then handles one use of its outputs. Steps add up to ops plus uses whatever the
+order, so candidates with different orders stay in lockstep.
 
-Shapes: N ops, T tensors, U uses, D devices, P candidates. Items: ops 0 to N - 1, N for nothing,
-and N + 1 + u for the transfer that use u names.
+Shapes: N ops, T tensors, U uses, D devices, P candidates.
 """
 
 from __future__ import annotations
@@ -17,35 +16,25 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from egx.simulate import ready
-from egx.simulate.execution_table import ExecutionTable, pick, put, replace, take
-from egx.simulate.lanes import (
-    Lanes,
-    Plans,
-    Times,
-    Trace,
-    next_on_device,
-    note,
-    over_devices,
-    over_link,
-)
+from egx.simulate.execution_table import FIRST_ROW, SECONDS, ExecutionTable
+from egx.simulate.indexing import pick, put, replace, take, take_row
+from egx.simulate.lanes import Lanes, Network, Plans, Times, Trace, kept_times, note, trace_of
+from egx.simulate.queued import run_queued
 from egx.simulate.residency import peak_units
 
 
 class _State(NamedTuple):
-    """The loop's carry: the item in work, then what has become of everything."""
+    """The loop's carry: the op in work, then what has become of everything. An op's entry of
+    `arrived` turns into its place in the order when it is taken."""
 
+    done: Bool[Array, " P"]
     row: Int[Array, " P"]
-    use: Int[Array, " P"]
-    sends: Bool[Array, " P"]
     source: Int[Array, " P"]
     finish: Float[Array, " P"]
-    taken: Int[Array, " P"]
-    clock: Float[Array, "D P"]
-    link: Float[Array, "DD P"]
+    taken: Float[Array, " P"]
     missing: Int[Array, " _"]
     arrived: Float[Array, " _"]
-    sent: Float[Array, " _"]
-    place: Int[Array, " _"]
+    network: Network
     words: ready.Words
     times: Times
 
@@ -63,197 +52,92 @@ def run_static(
     `bounded` takes as many steps as any graph of this shape may need, which keeps the length of
     the loop free of batch axes; else it takes as many as this graph needs.
     """
-    n, uses, devices = table.num_ops, table.num_uses, table.num_devices
+    if plans.transfer_priority is not None:
+        return run_queued(table, plans, blocking=blocking, trace=trace, bounded=bounded)
+    n = table.num_ops
     lanes = Lanes.of(table, plans)
     population, at = lanes.population, lanes.at
-    queued = plans.transfer_priority is not None
-    items = n + 1 + (uses if queued else 0)
 
-    order = _order(table, plans)
-    rank = jnp.zeros(items * population, jnp.int32)
-    by_rank = jnp.repeat(jnp.arange(items, dtype=jnp.int32), population)
-    rank = put(rank, at(order).reshape(-1), by_rank)
+    order, rank = ready.order_and_rank(_priority(plans))
+    by_rank = lanes.with_device(order, ready.reorder(lanes.on, order)).reshape(-1)
+    known = jnp.append(
+        lanes.with_device(rank, lanes.on), jnp.zeros((1, population), jnp.int32), 0
+    ).reshape(-1)
     missing = lanes.missing()
-    startable = lanes.startable(missing)
-    if queued:
-        startable = jnp.append(startable, jnp.zeros((uses, population), bool), 0)
-    words = ready.pack(jnp.take_along_axis(startable, order, 0))
-    order = order.reshape(-1)
-    following = next_on_device(table, lanes) if queued else rank
+    words = ready.pack(ready.reorder(lanes.startable(missing), order))
 
-    def send(state: _State, use, source, target, ready_s, where):
-        link = source * devices + target
-        took = lanes.transfer_s(use, link)
-        if blocking:
-            start, end, clock = over_devices(state.clock, source, target, ready_s, took, where)
-            state = state._replace(clock=clock)
-        else:
-            start, end, links = over_link(state.link, link, ready_s, took, where)
-            state = state._replace(link=links)
-        entry = at(jnp.where(where, use, uses))
-        times = note(state.times, "transfer_start_s", entry, start)
-        times = note(times, "transfer_finish_s", entry, end)
-        return end, state._replace(times=times)
-
-    def handle_use(state: _State) -> tuple[_State, Array]:
-        """Handles one use of the item in work; also says whether it was the item's last."""
-        use = take(table.row_use, state.row)
-        last = take(table.row_is_last, state.row)
-        if queued:
-            use = jnp.where(state.sends, state.use, use)
-            after = take(following, at(use))
-            last = jnp.where(state.sends, after == uses, last)
-        consumer = lanes.consumer(use)
-        target = lanes.device(consumer)
-        remote = (target != state.source) & (use < uses)
-        key = at(take(table.use_tensor, use) * devices + target)
-        known = take(state.sent, key)
-        names = remote & (known < 0)
-        arrival = state.finish
-        freed = consumer
-        if queued:
-            names = names & ~state.sends
-            known = jnp.where(names, 0.0, known)
-            # An op serves its local uses, the transfer serves those on its device.
-            consumer = jnp.where(remote & ~state.sends, n, consumer)
-            freed = jnp.where(names, n + 1 + use, consumer)
-        else:
-            end, state = send(state, use, state.source, target, state.finish, names)
-            known = jnp.where(names, end, known)
-            arrival = jnp.where(remote, known, arrival)
-        entry = at(consumer)
-        left = take(state.missing, entry) - 1
-        is_ready = (left == 0) | names if queued else left == 0
-        state = state._replace(
-            row=state.row + 1,
-            use=after if queued else state.use,
-            missing=put(state.missing, entry, left),
-            arrived=put(state.arrived, entry, jnp.maximum(take(state.arrived, entry), arrival)),
-            sent=put(state.sent, key, known),
-            words=ready.add(state.words, take(rank, at(freed)), is_ready),
-        )
-        return state, last
-
-    def take_item(state: _State, wanted: Array) -> _State:
-        """Takes and runs the best ready item of each candidate that wants one."""
+    def take_op(state: _State) -> _State:
+        """Takes and runs the best ready op of each candidate that has none in work."""
+        wanted = state.done
         best, found, words = ready.take_highest(state.words, wanted)
-        item = jnp.where(found, take(order, at(best)), n)
-        sends = item > n
-        op = item
-        if queued:
-            use = jnp.where(sends, item - (n + 1), uses)
-            op = jnp.where(sends, take(table.use_producer, use), item)
-        source = lanes.device(op)
-        free = pick(state.clock, source)
-        start = jnp.maximum(free, take(state.arrived, at(op)))
-        finish = start + lanes.op_s(op, source)
-        runs = found & ~sends
-        state = state._replace(clock=replace(state.clock, source, jnp.where(runs, finish, free)))
-        if queued:
-            target = lanes.device(lanes.consumer(use))
-            made = take(state.times["finish_s"], at(op))
-            end, state = send(state, use, source, target, made, sends)
-        entry = at(jnp.where(runs, op, n))
+        op, device = lanes.split(take(by_rank, at(best)))
+        op, device = jnp.where(found, op, n), jnp.where(found, device, 0)
+        entry = at(op)
+        numbers = take_row(table.ops, op)
+        clock = state.network.clock
+        free = pick(clock, device)
+        since = take(state.arrived, entry)
+        start = jnp.maximum(free, since)
+        finish = start + lanes.op_s(op, numbers[:, SECONDS:], device)
         times = note(state.times, "start_s", entry, start)
         times = note(times, "finish_s", entry, finish)
-        if queued:
-            finish = jnp.where(sends, end, finish)
+        clock = replace(clock, device, jnp.where(found, finish, free))
         return state._replace(
-            row=jnp.where(wanted, take(table.first_row, jnp.minimum(item, n)), state.row),
-            use=jnp.where(wanted, use, state.use) if queued else state.use,
-            sends=jnp.where(wanted, sends, state.sends),
-            source=jnp.where(wanted, source, state.source),
+            row=jnp.where(wanted, numbers[:, FIRST_ROW], state.row),
+            source=jnp.where(wanted, device, state.source),
             finish=jnp.where(wanted, finish, state.finish),
-            taken=state.taken + found.astype(jnp.int32),
-            place=put(state.place, at(item), state.taken),
+            taken=state.taken + found.astype(jnp.float32),
+            # Writing what depends on what was read is what lets XLA write in place.
+            arrived=put(state.arrived, entry, jnp.where(found, state.taken, since)),
+            network=state.network._replace(clock=clock),
             words=words,
             times=times,
         )
 
-    def step(_, state: _State) -> _State:
-        state, last = handle_use(state)
-        return take_item(state, last)
+    def handle_use(state: _State) -> _State:
+        """Delivers one use of the op in work."""
+        row = lanes.read_row(state.row)
+        entry = at(row.consumer)
+        rank, target = lanes.split(take(known, entry))
+        arrival, network, times = lanes.send_once(
+            state.network, row, state.source, target, state.finish, state.times, blocking=blocking
+        )
+        left = take(state.missing, entry) - 1
+        arrival = jnp.maximum(take(state.arrived, entry), arrival)
+        return state._replace(
+            done=row.is_last,
+            row=state.row + 1,
+            missing=put(state.missing, entry, left),
+            arrived=put(state.arrived, entry, arrival),
+            network=network,
+            words=ready.add(state.words, rank, left == 0),
+            times=times,
+        )
 
     none = jnp.zeros(population, jnp.int32)
-    times: Times = {}
-    if trace or queued:
-        times |= {"finish_s": lanes.empty(n + 1, 0.0)}
-    if trace:
-        times |= {"start_s": lanes.empty(n + 1, 0.0)}
-        times |= {f"transfer_{x}_s": lanes.empty(uses + 1, -1.0) for x in ("start", "finish")}
     state = _State(
-        row=jnp.full_like(none, n + uses),
-        use=jnp.full_like(none, uses),
-        sends=jnp.zeros(population, bool),
+        done=jnp.ones(population, bool),
+        row=none,
         source=none,
         finish=jnp.zeros(population, jnp.float32),
-        taken=none,
-        clock=jnp.zeros((devices, population), jnp.float32),
-        link=jnp.zeros((devices * devices, population), jnp.float32),
+        taken=jnp.zeros(population, jnp.float32),
         missing=missing.reshape(-1),
         arrived=lanes.empty(n + 1, 0.0),
-        sent=lanes.empty((table.num_tensors + 1) * devices, -1.0),
-        place=lanes.empty(items, -1, jnp.int32),
+        network=lanes.network(),
         words=words,
-        times=times,
+        times=kept_times(lanes) if trace else {},
     )
-    steps = _steps(table, lanes, queued=queued, bounded=bounded)
-    state = jax.lax.fori_loop(0, steps, step, state)
+    steps = jnp.asarray(table.idle_row, jnp.int32) if bounded else table.num_rows
+    state = jax.lax.fori_loop(0, steps, lambda _, s: handle_use(take_op(s)), state)
 
-    place = state.place.reshape(items, population)
-    transfer_place = place[n + 1 :] if queued else None
-    of_cluster = place[:n]
-    if plans.root is not None:
-        of_cluster = jnp.take_along_axis(of_cluster, plans.root, 0)
-    peak = peak_units(table, lanes.on, of_cluster, transfer_place, plans.root, places=items)
-    makespan = jnp.max(state.clock, 0)
-    if not trace:
-        return makespan, peak, None
-
-    def kept(name: str, length: int) -> Array:
-        return state.times[name].reshape(-1, population)[:length]
-
-    return (
-        makespan,
-        peak,
-        Trace(
-            place=place[:n],
-            start_s=kept("start_s", n),
-            finish_s=kept("finish_s", n),
-            transfer_place=transfer_place,
-            transfer_start_s=kept("transfer_start_s", uses),
-            transfer_finish_s=kept("transfer_finish_s", uses),
-        ),
-    )
+    place = state.arrived.reshape(n + 1, population)[:n].astype(jnp.int32)
+    of_cluster = place if plans.root is None else jnp.take_along_axis(place, plans.root, 0)
+    peak = peak_units(table, lanes.on, of_cluster, None, plans.root, places=n + 1)
+    makespan = jnp.max(state.network.clock, 0)
+    return makespan, peak, trace_of(lanes, state.times, place, None) if trace else None
 
 
-def _order(table: ExecutionTable, plans: Plans) -> Int[Array, "K P"]:
-    """Items by priority, highest first: ops before transfers, then lower index."""
-    n, population = plans.device.shape
-    priority = plans.priority
-    if priority is None:
-        priority = jnp.zeros((n, population), jnp.float32)
-    parts = [priority, jnp.zeros((1, population), jnp.float32)]
-    if plans.transfer_priority is not None:
-        parts.append(plans.transfer_priority)
-    return ready.ranked(jnp.concatenate(parts).T).T
-
-
-def _steps(table: ExecutionTable, lanes: Lanes, *, queued: bool, bounded: bool) -> Int[Array, ""]:
-    """One to take the first item, one a row, and with queued transfers one a remote use."""
-    if bounded:
-        longest = table.num_ops + (2 if queued else 1) * table.num_uses + 1
-        return jnp.asarray(longest, jnp.int32)
-    steps = table.num_rows + 1
-    if queued:
-        on = lanes.flat_on.reshape(-1, lanes.population)
-        if lanes.flat_root is not None:
-            root = lanes.flat_root.reshape(-1, lanes.population)
-            consumer = jnp.take_along_axis(on, root[table.use_consumer], 0)
-        else:
-            consumer = on[table.use_consumer]
-        remote = (consumer != on[table.use_producer]) & (table.use_consumer < table.num_ops)[
-            :, None
-        ]
-        steps = steps + jnp.max(jnp.sum(remote, 0, dtype=jnp.int32))
-    return steps
+def _priority(plans: Plans) -> Float[Array, "N P"]:
+    if plans.priority is None:
+        return jnp.zeros(plans.device.shape, jnp.float32)
+    return plans.priority

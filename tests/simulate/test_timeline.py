@@ -57,10 +57,7 @@ def test_agrees_with_oracle(variant):
         plans = several.only(several.random_plans(rng, graph, 3, 1), *names)
         root = fusion_oracle.clusters(graph, plans["fusion"][0]) if "fusion" in names else None
         oracle = several.oracle(graph, problem.hardware, plans, 0, root=root)
-        if variant == "runtime":
-            want = oracle.run_runtime()
-        else:
-            want = oracle.run_static()
+        want = oracle.run_runtime() if variant == "runtime" else oracle.run_static()
         plan = {k: v[0] for k, v in several.arrays(plans).items()}
         got = problem.timeline(plan)
         assert got.op.tolist() == [item.op for item in want.items]
