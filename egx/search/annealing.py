@@ -1,0 +1,137 @@
+"""Simulated annealing on single changes and exchanges.
+
+Kirkpatrick, Gelatt and Vecchi, "Optimization by Simulated Annealing", Science 220, 1983. Chains
+run side by side and every proposal of every chain counts. The temperature falls geometrically
+over the budget, in units of the starting plan's mean cost per active decision, so that one
+schedule serves graphs of any size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
+from egx.search.base import AbstractSearch, Metrics
+from egx.search.genome import Genes, Genome, decode, encode
+from egx.search.moves import check_start, exchange, shift_one, start_genes
+
+
+class Chains(eqx.Module):
+    """Where each chain stands; a chain without an evaluated place has infinite cost."""
+
+    genes: Float[Array, "B L"]
+    cost: Float[Array, " B"]
+    feasible: Bool[Array, " B"]
+    told: Int[Array, ""]
+    genome: Genome
+
+
+def _scalar(value: Any) -> Float[Array, ""]:
+    return jnp.asarray(value, jnp.float32)
+
+
+class Annealing(AbstractSearch):
+    """Metropolis chains on single changes and exchanges of two decisions.
+
+    A chain never moves from a feasible to an infeasible plan; between infeasible ones it moves by
+    cost. With `repair`, proposals first pass the problem's own repair rule, which for memory
+    placement runs the simulator once more for each proposal.
+
+    Args:
+        budget: evaluations the run will spend, for the schedule.
+        first_temperature: temperature at the start, in units of mean cost per active decision.
+        last_temperature: the same at the end.
+        exchanges: share of moves that exchange two decisions.
+        chains: chains side by side, the batch.
+        start: "random", "zeros" or one of the problem's heuristics.
+        repair: pass proposals through `problem.repair`.
+    """
+
+    budget: Float[Array, ""] = eqx.field(converter=_scalar, default=4000.0)
+    first_temperature: Float[Array, ""] = eqx.field(converter=_scalar, default=0.3)
+    last_temperature: Float[Array, ""] = eqx.field(converter=_scalar, default=0.001)
+    exchanges: Float[Array, ""] = eqx.field(converter=_scalar, default=0.3)
+    chains: int = eqx.field(static=True, default=4)
+    start: str = eqx.field(static=True, default="reference")
+    repair: bool = eqx.field(static=True, default=False)
+
+    @property
+    def batch_size(self) -> int:
+        return self.chains
+
+    def check(self, problem: AbstractProblem) -> None:
+        check_start(problem, self.start)
+
+    def initial(self, problem: AbstractProblem, *, key: PRNGKeyArray) -> Chains:
+        genes = start_genes(problem, self.start, key=key, batch=self.chains)
+        return Chains(
+            genes,
+            jnp.full(self.chains, jnp.inf, jnp.float32),
+            jnp.zeros(self.chains, bool),
+            jnp.zeros((), jnp.int32),
+            Genome(problem),
+        )
+
+    def propose(
+        self, problem: AbstractProblem, inner: Chains, *, key: PRNGKeyArray
+    ) -> tuple[Decisions, Chains]:
+        keys = jax.vmap(lambda b: jax.random.fold_in(key, b))(jnp.arange(self.chains))
+        moved = jax.vmap(lambda genes, key: self._move(problem, inner.genome, genes, key=key))(
+            inner.genes, keys
+        )
+        genes = jnp.where(inner.told > 0, moved, inner.genes)
+        return jax.vmap(lambda one: decode(problem, one))(genes), inner
+
+    def _move(
+        self, problem: AbstractProblem, genome: Genome, genes: Genes, *, key: PRNGKeyArray
+    ) -> Genes:
+        kind_key, move_key = jax.random.split(key)
+        single = shift_one(genome, genes, key=move_key)
+        pair = exchange(genome, genes, key=move_key)
+        wants_pair = jax.random.bernoulli(kind_key, self.exchanges) & jnp.any(pair != genes)
+        moved = jnp.where(wants_pair, pair, single)
+        if self.repair:
+            moved = encode(problem, problem.repair(decode(problem, moved)))
+        return moved
+
+    def update(
+        self,
+        problem: AbstractProblem,
+        inner: Chains,
+        candidates: Decisions,
+        outcomes: AbstractOutcome,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[Chains, Metrics]:
+        temperature = self.temperature(problem, inner)
+        rise = outcomes.cost - inner.cost
+        chance = jnp.exp(-jnp.maximum(rise, 0.0) / temperature)
+        keys = jax.vmap(lambda b: jax.random.fold_in(key, b))(jnp.arange(self.chains))
+        drawn = jax.vmap(jax.random.uniform)(keys)
+        same = outcomes.feasible == inner.feasible
+        accepted = jnp.where(same, drawn < chance, outcomes.feasible) | jnp.isinf(inner.cost)
+        genes = jax.vmap(lambda one: encode(problem, one))(candidates)
+        chains = Chains(
+            jnp.where(accepted[:, None], genes, inner.genes),
+            jnp.where(accepted, outcomes.cost, inner.cost),
+            jnp.where(accepted, outcomes.feasible, inner.feasible),
+            inner.told + self.chains,
+            inner.genome,
+        )
+        return chains, {
+            "temperature_s": temperature,
+            "accepted": jnp.mean(accepted.astype(jnp.float32)),
+        }
+
+    def temperature(self, problem: AbstractProblem, inner: Chains) -> Float[Array, ""]:
+        """In units of the cost."""
+        progress = jnp.clip(inner.told.astype(jnp.float32) / self.budget, 0.0, 1.0)
+        cooling = (self.last_temperature / self.first_temperature) ** progress
+        active = jnp.maximum(inner.genome.active_count, 1).astype(jnp.float32)
+        scale = problem.reference_cost / active
+        return jnp.maximum(self.first_temperature * cooling * scale, jnp.finfo(jnp.float32).tiny)
