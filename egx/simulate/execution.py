@@ -6,6 +6,7 @@ Shapes: N ops, U uses, D devices.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,12 +14,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from egx.graph.graph import Graph
-from egx.simulate.batching import over_population
-from egx.simulate.execution_table import ExecutionTable
+from egx.simulate.batching import Arrays, over_population
+from egx.simulate.execution_table import ExecutionTable, elsewhere
 from egx.simulate.fusion import cluster_roots, cluster_seconds
 from egx.simulate.lanes import Plans, Trace
+from egx.simulate.one_order import MOST_DEVICES, order_of, run_one_order
 from egx.simulate.runtime import run_runtime
 from egx.simulate.schedule import run_static
+
+_LARGEST_BYTES = 2**19
+_LEAST_LANES = 64
 
 
 class ExecutionRun(eqx.Module):
@@ -51,17 +56,25 @@ def execute(
         trace: also say when everything starts and ends.
     """
 
-    def population(shared, plans):
+    def population(shared: tuple[Graph, ExecutionTable], common: Arrays, each: Arrays) -> Any:
         graph, table = shared
-        by_op = {name: jnp.moveaxis(value, 0, -1) for name, value in plans.items()}
+        size = jax.tree.leaves(each)[0].shape[0]
+        if set(each) == {"device"} and set(common) <= {"priority"} and one_order:
+            order = order_of(table, common.get("priority"))
+            makespan, peak = run_one_order(table, each["device"].T, order)
+            return makespan, peak.T, None, None
+
+        columns = {name: jnp.moveaxis(value, 0, -1) for name, value in each.items()}
+        for name, value in common.items():
+            columns[name] = jnp.broadcast_to(value[:, None], (*value.shape, size))
         root = seconds = None
-        if "fusion" in by_op:
-            root = cluster_roots(graph, by_op["fusion"])
-            seconds = cluster_seconds(table, by_op["device"], root)
+        if "fusion" in columns:
+            root = cluster_roots(graph, columns["fusion"])
+            seconds = cluster_seconds(table, columns["device"], root)
         inner = Plans(
-            device=by_op["device"],
-            priority=by_op.get("priority"),
-            transfer_priority=by_op.get("transfer_priority"),
+            device=columns["device"],
+            priority=columns.get("priority"),
+            transfer_priority=columns.get("transfer_priority"),
             root=root,
             seconds=seconds,
         )
@@ -75,5 +88,25 @@ def execute(
     plans = dict(decisions)
     if "device" not in plans:
         plans["device"] = jnp.zeros(graph.num_ops, jnp.int32)
-    out = over_population(population)((graph, table), plans)
+    one_order = not (runtime or blocking or trace) and table.num_devices <= MOST_DEVICES
+    out = over_population(population, pieces=lambda size: _pieces(table, size))(
+        (graph, table), plans
+    )
     return ExecutionRun(*out)
+
+
+def _pieces(table: ExecutionTable, population: int) -> int:
+    """Into how many runs a population is cut.
+
+    XLA's CPU compiler splits a look-up among threads when the array it looks into is large, which
+    costs more than the look-up. Elsewhere wider is better.
+    """
+    if jax.default_backend() != "cpu":
+        return 1
+    entries = max(
+        table.num_ops + 1,
+        table.num_uses + 1,
+        (table.num_tensors + 1) * elsewhere(table.num_devices),
+    )
+    lanes = max(_LEAST_LANES, _LARGEST_BYTES // (4 * entries))
+    return -(-population // lanes)

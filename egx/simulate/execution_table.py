@@ -41,6 +41,7 @@ class ExecutionTable(eqx.Module):
     tensor_producer: Int[Array, " T"]
     tensor_units: Int[Array, " T"]
     tensor_is_output: Bool[Array, " T"]
+    tensor_mask: Bool[Array, " T"]
     output_units: Int[Array, " N"]
     weight_units: Int[Array, " N"]
     op_mask: Bool[Array, " N"]
@@ -150,6 +151,7 @@ def execution_table(
         tensor_producer=graph.tensor_producer,
         tensor_units=graph.tensor_units,
         tensor_is_output=graph.tensor_is_output,
+        tensor_mask=graph.tensor_mask,
         output_units=graph.output_units(),
         weight_units=graph.weight_units,
         op_mask=graph.op_mask,

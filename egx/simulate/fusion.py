@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from egx.graph.graph import CONTRACTION, OPAQUE, REDUCTION, Graph
-from egx.simulate.batching import over_population
+from egx.simulate.batching import Arrays, over_population
 from egx.simulate.execution_table import ExecutionTable, roofline_s
 from egx.simulate.indexing import put, take
 
@@ -24,7 +24,11 @@ def clusters(graph: Graph, fusion: Int[Array, " N"]) -> Int[Array, " N"]:
 
     Padding keeps to itself.
     """
-    return over_population(lambda g, f: cluster_roots(g, f.T).T)(graph, fusion)
+
+    def population(graph: Graph, common: Arrays, each: Arrays) -> Array:
+        return cluster_roots(graph, each["fusion"].T).T
+
+    return over_population(population)(graph, {"fusion": fusion})
 
 
 def cluster_roots(graph: Graph, fusion: Int[Array, "N P"]) -> Int[Array, "N P"]:
