@@ -63,10 +63,12 @@ def convergence(
         labels: list[tuple[float, str, str]] = []
         native = lines.get("native", math.nan)
         finals: dict[str, float] = {}
+        without: list[str] = []
         for index, (name, seeds) in enumerate(runs.items()):
             color, dashes = series_style(index) if len(runs) > 1 else (FOUND, "-")
             grid, low, mean, high = _band(seeds)
             if not grid.size:
+                without.append(name)
                 continue
             if len(seeds) > 1:
                 axes.fill_between(
@@ -86,6 +88,8 @@ def convergence(
         axes.set_title(title, pad=10)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
         end_labels(axes, labels)
+        if without:
+            axes.set_xlabel(f"evaluations (no plan that fits: {', '.join(without)})")
         _note_seeds(axes, runs)
     return figure
 

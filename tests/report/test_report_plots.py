@@ -144,6 +144,11 @@ def test_what_is_not_finite_is_not_drawn():
     assert any(list(line.get_xdata()) == [30.0] for line in axes.lines)
 
 
+def test_who_found_nothing_is_named():
+    figure = convergence({"good": [([1], [1e-3])], "bad": [([1], [np.nan])]}, {"native": 1e-3})
+    assert "evaluations (no plan that fits: bad)" in texts(figure)
+
+
 @pytest.mark.parametrize("curves", [{}, {"empty": [([], [])]}, {"none": []}])
 def test_convergence_of_nothing(curves):
     convergence(curves, {"native": 1e-3}).canvas.draw()
