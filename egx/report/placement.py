@@ -9,16 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from egx.errors import SearchError
 from egx.graph.graph import real_sizes
-from egx.problems.base import AbstractProblem, Decisions, check_decisions
+from egx.problems.base import AbstractProblem, Decisions
 from egx.problems.memory_placement import MemoryPlacement
-from egx.training.generation import concrete
 
 # `weights` and `activations` [N, padding included], as problems take and results hold them.
 Placement = Mapping[str, Array | np.ndarray]
@@ -99,28 +96,15 @@ def host_decisions(
 
 
 def simulate(problem: MemoryPlacement, decisions: Placement) -> tuple[float, bool]:
-    """(latency in seconds, whether the map fits); compiled once per shape."""
-    checked = check_decisions(problem, {k: jnp.asarray(v) for k, v in decisions.items()})
-    latency_s, fits = _simulate(concrete(problem), checked)
-    return float(latency_s), bool(fits)
+    """(latency in seconds, whether the map fits)."""
+    outcome = problem.evaluate(dict(decisions))
+    return float(outcome.latency_s), bool(outcome.feasible)
 
 
 def first_fit(problem: MemoryPlacement) -> tuple[Decisions, float]:
-    """The first-fit map and its latency in seconds; compiled once per shape."""
-    decisions, latency_s = _first_fit(concrete(problem))
-    return decisions, float(latency_s)
-
-
-@eqx.filter_jit
-def _simulate(problem: MemoryPlacement, decisions: Decisions) -> tuple[Array, Array]:
-    outcome = problem.evaluate(decisions)
-    return outcome.latency_s, outcome.feasible
-
-
-@eqx.filter_jit
-def _first_fit(problem: MemoryPlacement) -> tuple[Decisions, Array]:
+    """The first-fit map and its latency in seconds."""
     decisions = problem.first_fit()
-    return decisions, problem.evaluate(decisions).latency_s
+    return decisions, simulate(problem, decisions)[0]
 
 
 def occupancy_bytes(
