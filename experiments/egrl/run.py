@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", help="only these")
     parser.add_argument("--algorithms", nargs="+", help="only these")
     parser.add_argument("--prefetch", nargs="+", type=int, help="only these")
+    parser.add_argument("--seeds", type=int, help="no more than so many now; the rest later")
     args = parser.parse_args()
     config = tomllib.loads((HERE / args.config).read_text())
     runs, out = HERE / "runs", HERE / "results"
@@ -187,6 +188,8 @@ def main() -> None:
             continue
         if args.prefetch is not None and cell.prefetch not in args.prefetch:
             continue
+        if args.seeds is not None:
+            cell = dataclasses.replace(cell, seeds=min(cell.seeds, args.seeds))
         problem = problem_of(cell)
         run_cell(problem, cell, runs, config["budget"], config["seeds_together"])
         folder = runs / cell.folder
