@@ -15,7 +15,7 @@ from egx.simulate.memory import BLOCK, memory_table, run
 from tests.oracles import memory_oracle as oracle
 from tests.simulate import cases
 
-OPS = 16
+OPS = 24
 LEVELS = 3
 
 
@@ -24,7 +24,7 @@ def tables(count=2):
     made = []
     for seed in range(count):
         rng = np.random.default_rng(seed)
-        graph = cases.random_graph(rng, OPS - 3 * seed, pad_to=(OPS, 60, 100))
+        graph = cases.random_graph(rng, OPS - 5 * seed, pad_to=(OPS, 60, 100))
         hardware = cases.random_machine(rng, LEVELS)
         capacity = hardware.capacity_units(graph.unit_bytes)[0]
         made.append(memory_table(graph, hardware, capacity))
