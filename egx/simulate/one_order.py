@@ -190,16 +190,19 @@ def _makespan(
 
         reader = _bit(_row(device, table.use_consumer[steps.use[r]]))
         wanted = jnp.where(steps.use[r] < table.num_uses, reader, _row(readers, tensor))
-        took = latency + tensor_bytes[tensor] / rate
-        rows, links = [], []
-        for d in range(devices):
-            end = jnp.maximum(finish, pick(link[:, d], source)) + _choose(took[:, d], source)
-            goes = ((wanted >> d) & 1 == 1) & (source != d) & (sent[d] < 0)
-            rows.append(jnp.where(source == d, finish, jnp.where(goes, end, sent[d])))
-            links.append(jnp.where((each == source) & goes, end, link[:, d]))
-        arrived = _set_row(arrived, tensor, jnp.stack(rows))
+        seconds_over = latency + tensor_bytes[tensor] / rate
+        # Every device at once, [D, P]; a stack of rows would not be vectorised.
+        free, took = link[0], seconds_over[0][:, None]
+        for d in range(1, devices):
+            free = jnp.where(source == d, link[d], free)
+            took = jnp.where(source == d, seconds_over[d][:, None], took)
+        end = jnp.maximum(finish, free) + took
+        goes = ((wanted >> each) & 1 == 1) & (each != source) & (sent < 0)
+        link = jnp.where((each[:, None] == source) & goes, end, link)
+        sent = jnp.where(each == source, finish, jnp.where(goes, end, sent))
+        arrived = _set_row(arrived, tensor, sent)
         since, sent = look(arrived, jnp.minimum(r + 1, steps.op.shape[0] - 1))
-        return arrived, since, sent, waits, clock, jnp.stack(links, 1), finish
+        return arrived, since, sent, waits, clock, link, finish
 
     zeros = jnp.zeros(population, jnp.float32)
     arrived = jnp.full((tensors + 2, devices, population), -1.0, jnp.float32)
