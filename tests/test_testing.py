@@ -136,6 +136,11 @@ class MeasuresBackwards(Toy):
         return changed(super().measured(cost), reward=cost)
 
 
+class WrongBound(Toy):
+    def lower_bound(self):
+        return 1e5
+
+
 class IdleEntriesCount(Toy):
     def active(self):
         return {**super().active(), "weights": jnp.zeros(self.graph.num_ops, bool)}
@@ -179,6 +184,7 @@ BROKEN_PROBLEMS = [
     (FailureIsFeasible, r"failed\(\) must be infeasible"),
     (FailureIsMild, r"failed\(\) must have the lowest reward"),
     (MeasuresBackwards, "reward a lower cost more"),
+    (WrongBound, r"lower_bound\(\) is 100000.0, but a candidate costs"),
     (IdleEntriesCount, "idle, or padding, change the outcome"),
     (RepairsOutOfRange, r"repair\(decisions\), weights must be 0 to 2"),
     (RealEntries, "padding changes outcomes"),

@@ -86,6 +86,10 @@ class AbstractProblem(eqx.Module):
         by default `decisions` themselves."""
         return dict(decisions)
 
+    def lower_bound(self) -> float | None:
+        """A cost that no decisions undercut, cheap and proven; None where none is known."""
+        return None
+
     def heuristics(self) -> dict[str, Decisions]:
         """Plans that are known before any search, by name; "reference" among them."""
         return {"reference": self.reference}

@@ -60,6 +60,7 @@ def check_problem(
         outcomes = eqx.filter_jit(evaluate_population)(problem, candidates)
     _check_outcomes(outcomes, batch + len(_known_plans(problem)))
     _check_reference(problem)
+    _check_bound(problem, outcomes)
     _check_batching(problem, candidates, outcomes)
     _check_refusals(problem)
     _check_outside(problem, outcomes)
@@ -147,6 +148,17 @@ def _check_reference(problem: AbstractProblem) -> None:
         abs(cost - promised) <= RELATIVE * abs(promised),
         f"reference_cost is {promised}, but the reference costs {cost}",
     )
+
+
+def _check_bound(problem: AbstractProblem, outcomes: AbstractOutcome) -> None:
+    with doing("lower_bound()"):
+        bound = problem.lower_bound()
+    costs = np.asarray(outcomes.cost)[np.asarray(outcomes.feasible)]
+    if bound is not None and costs.size:
+        require(
+            costs.min() >= bound * (1 - RELATIVE),
+            f"lower_bound() is {bound}, but a candidate costs {costs.min()}",
+        )
 
 
 def _check_batching(

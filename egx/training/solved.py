@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from egx.baselines.bounds import combinatorial_bound
 from egx.baselines.exact import ExactSolution, exact
-from egx.baselines.instance import memory_instance
 from egx.errors import SearchError
 from egx.problems.base import AbstractProblem
 from egx.problems.memory_placement import MemoryPlacement
@@ -75,7 +73,7 @@ def solution_result(
 
 def beside_cheap_bound(problem: AbstractProblem, results: Sequence[Result]) -> list[Result]:
     """Results beside a bound that costs nothing, where the problem has one and none is there."""
-    if not isinstance(problem, MemoryPlacement):
+    bound = problem.lower_bound()
+    if bound is None:
         return list(results)
-    bound = combinatorial_bound(memory_instance(problem))
     return [r if r.bound is not None else r.with_bound(bound, "bound only") for r in results]
