@@ -80,7 +80,9 @@ class Descent(eqx.Module):
         gradients, violations = jax.grad(lagrangian, has_aux=True)(relaxation.logits)
         # A flat or overflowing corner must not poison the descent.
         gradients = jax.tree.map(lambda g: jnp.nan_to_num(g, posinf=0.0, neginf=0.0), gradients)
-        updates, moments = self._adam().update(gradients, relaxation.moments)
+        # Adam's bias correction raises a float to an integer power.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, moments = self._adam().update(gradients, relaxation.moments)
         return Relaxation(
             optax.apply_updates(relaxation.logits, updates),
             moments,
