@@ -183,6 +183,7 @@ class Execution(AbstractProblem):
         the second curve may be higher than the peak that counts. On the host."""
         checked = self._checked(decisions)
         run = self._run(checked, trace=True)
+        assert run.trace is not None
         device = checked.get("device", np.zeros(self.graph.num_ops, np.int32))
         return timeline(
             self.graph,

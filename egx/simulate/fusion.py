@@ -131,8 +131,9 @@ def cluster_seconds(
             seen,
         ), None
 
-    # A tensor's uses stand together, so one mark a cluster tells whether it was counted.
-    (read, _), _ = jax.lax.scan(add_use, (read, zeros - 1), table.by_tensor)
+    if table.num_uses > 0:
+        # A tensor's uses stand together, so one mark a cluster tells whether it was counted.
+        (read, _), _ = jax.lax.scan(add_use, (read, zeros - 1), table.by_tensor)
     return roofline_s(
         compute.reshape(n, population),
         read.reshape(n, population),

@@ -223,8 +223,10 @@ class Lanes:
         consumer = self.root[table.use_consumer]
         # Only a root has uses outside its cluster.
         outside = self.root[table.use_producer] != consumer
-        counts = self.empty(n + 1, 0, jnp.int32).at[self.at(consumer).reshape(-1)]
-        counts = counts.add(outside.astype(jnp.int32).reshape(-1), mode="promise_in_bounds")
+        counts = self.empty(n + 1, 0, jnp.int32)
+        counts = counts.at[self.at(consumer).reshape(-1)].add(
+            outside.astype(jnp.int32).reshape(-1), mode="promise_in_bounds"
+        )
         return counts.reshape(n + 1, self.population).at[n].set(table.inputs[n])
 
     def startable(self, missing: Int[Array, "N1 P"]) -> Bool[Array, "N P"]:
@@ -274,6 +276,8 @@ def trace_of(
 def next_on_device(table: ExecutionTable, lanes: Lanes) -> Int[Array, " _"]:
     """For each use, the next use of its tensor on the same device; U for the last one. Flat."""
     uses, devices = table.num_uses, table.num_devices
+    if uses == 0:
+        return jnp.zeros(lanes.population, jnp.int32)
     on = padded(lanes.on, 0)
     nowhere = jnp.full((devices, lanes.population), uses, jnp.int32)
 

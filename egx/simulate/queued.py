@@ -53,7 +53,13 @@ class _State(NamedTuple):
 
 
 def run_queued(
-    table: ExecutionTable, plans: Plans, *, blocking: bool, trace: bool, bounded: bool
+    table: ExecutionTable,
+    plans: Plans,
+    transfer_priority: Float[Array, "U P"],
+    *,
+    blocking: bool,
+    trace: bool,
+    bounded: bool,
 ) -> tuple[Float[Array, " P"], Int[Array, "D P"], Trace | None]:
     """(makespan, peak units, trace) of each plan, as `run_static` says."""
     n, uses = table.num_ops, table.num_uses
@@ -67,7 +73,7 @@ def run_queued(
     priority = plans.priority
     if priority is None:
         priority = jnp.zeros((n, population), jnp.float32)
-    priority = jnp.concatenate([padded(priority, 0.0), plans.transfer_priority])
+    priority = jnp.concatenate([padded(priority, 0.0), transfer_priority])
     order, rank = ready.order_and_rank(priority)
     on = padded(lanes.on, 0)
     on_item = jnp.concatenate([on, on[table.use_producer[:uses]]])

@@ -52,8 +52,9 @@ def run_static(
     `bounded` takes as many steps as any graph of this shape may need, which keeps the length of
     the loop free of batch axes; else it takes as many as this graph needs.
     """
-    if plans.transfer_priority is not None:
-        return run_queued(table, plans, blocking=blocking, trace=trace, bounded=bounded)
+    queue = plans.transfer_priority
+    if queue is not None:
+        return run_queued(table, plans, queue, blocking=blocking, trace=trace, bounded=bounded)
     n = table.num_ops
     lanes = Lanes.of(table, plans)
     population, at = lanes.population, lanes.at

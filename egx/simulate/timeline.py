@@ -108,15 +108,15 @@ def timeline(
     # A copy is (tensor, device); what makes it and what needs it are items.
     made: dict[tuple[int, int], int] = {}
     needs: dict[tuple[int, int], list[int]] = {}
-    for t in np.flatnonzero(root[producer] == producer):
-        key = (int(t), int(on[producer[t]]))
-        made[key] = int(item_of_op[producer[t]])
+    for home in np.flatnonzero(root[producer] == producer).tolist():
+        key = (home, int(on[producer[home]]))
+        made[key] = int(item_of_op[producer[home]])
         needs[key] = [made[key]]
-    for item in np.flatnonzero(moves):
-        t = int(tensor[item])
-        needs[t, int(on[producer[t]])].append(int(item))
-        made[t, int(target[item])] = int(item)
-        needs[t, int(target[item])] = []
+    for k in np.flatnonzero(moves).tolist():
+        moved, to = int(tensor[k]), int(target[k])
+        needs[moved, int(on[producer[moved]])].append(k)
+        made[moved, to] = k
+        needs[moved, to] = []
     for u in range(uses):
         if consumer[u] != root[use_producer[u]]:
             needs[int(use_tensor[u]), int(on[consumer[u]])].append(int(item_of_op[consumer[u]]))

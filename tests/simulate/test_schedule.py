@@ -41,9 +41,14 @@ def compare(graph, hardware, plans, *, blocking):
     return got, transfers
 
 
-@pytest.mark.parametrize("transfers", ["async", "blocking"])
 @pytest.mark.parametrize(
-    ("kind", "count"), [("inline", 2), ("inline", 3), ("queued", 2), ("queued", 3)]
+    ("kind", "count", "transfers"),
+    [
+        ("inline", 2, "async"),
+        ("inline", 3, "blocking"),
+        ("queued", 3, "async"),
+        ("queued", 2, "blocking"),
+    ],
 )
 def test_agrees_with_oracle(kind, count, transfers):
     seen = 0
@@ -71,12 +76,45 @@ def test_more_devices_than_ops(kind):
         compare(graph, hardware, plans, blocking=seed % 2 == 1)
 
 
-def test_one_device_and_no_priorities():
+@functools.partial(jax.jit, static_argnames=("shared",))
+def placements(graph, hardware, device, priority, *, shared):
+    """Many placements under one order, told or not told that it is one."""
+    table = execution_table(graph, hardware)
+
+    def one(device, priority):
+        return execute(graph, table, {"device": device, "priority": priority})
+
+    if shared:
+        return jax.vmap(one, in_axes=(0, None))(device, priority)
+    return jax.vmap(one)(device, jnp.broadcast_to(priority, device.shape))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_one_order_for_all_placements(count):
+    @settings(max_examples=20, deadline=None)
+    @given(several.seeds())
+    def check(drawn):
+        rng, graph, hardware = several.case(drawn, count)
+        # Times that are no short binary fractions: the two ways must agree bit by bit.
+        odd = jax.tree.map(lambda x: x / 3.0 if x.dtype == np.float32 else x, hardware)
+        plans = several.random_plans(rng, graph, count)
+        priority = jnp.asarray(plans["priority"][0])
+        device = jnp.asarray(plans["device"])
+        got = placements(graph, odd, device, priority, shared=True)
+        want = placements(graph, odd, device, priority, shared=False)
+        np.testing.assert_array_equal(got.makespan_s, want.makespan_s)
+        np.testing.assert_array_equal(got.peak_units, want.peak_units)
+
+    check()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_without_priorities(count):
     for seed in range(4):
         rng = np.random.default_rng(seed)
         graph = cases.random_graph(rng, 8, most_inputs=3, most_bytes=9, pad_to=(9, 24, 24))
-        hardware = several.random_devices(rng, 1)
-        plans = several.only(several.random_plans(rng, graph, 1), *DECISIONS["given"])
+        hardware = several.random_devices(rng, count)
+        plans = several.only(several.random_plans(rng, graph, count), *DECISIONS["given"])
         compare(graph, hardware, plans, blocking=False)
 
 
@@ -98,10 +136,12 @@ def test_wide_graph(kind):
 
 def test_graph_without_tensors_or_uses():
     graph = cases.build([{"inputs": [], "sizes": [], "flops": 3.0, "weight": 5}] * 3, [])
-    plans = {"device": np.array([[0, 1, 1]], np.int32), "priority": np.zeros((1, 3), np.float32)}
-    got, _ = compare(graph, several.devices(2), plans, blocking=False)
-    assert float(got.makespan_s[0]) == 6.0
-    assert got.peak_units[0].tolist() == [5, 10]
+    plans = several.random_plans(np.random.default_rng(0), graph, 2, 1)
+    plans["device"] = np.array([[0, 1, 1]], np.int32)
+    for names in (["device"], ["device", "priority"], list(plans)):
+        got = simulate(graph, several.devices(2), several.arrays(several.only(plans, *names)))
+        assert float(got.makespan_s[0]) == 6.0
+        assert got.peak_units[0].tolist() == [5, 10]
 
 
 def test_by_hand():
