@@ -31,8 +31,15 @@ def compare(graph, hardware, plans):
         assert float(got.makespan_s[p]) == want.makespan_s
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("names", [("device",), ("device", "priority")], ids=["fcfs", "priority"])
+@pytest.mark.parametrize(
+    ("names", "count"),
+    [
+        (("device",), 1),
+        (("device",), 3),
+        (("device", "priority"), 2),
+        (("device", "priority"), 3),
+    ],
+)
 def test_agrees_with_oracle(names, count):
     @settings(max_examples=20, deadline=None)
     @given(several.seeds())
