@@ -202,7 +202,8 @@ class _Session:
         limit = plan.time_limit_s
         deadline = None if limit is None else self.began + limit
         whole, reason = state, None
-        with StopFlag() as stop:
+        # A measurement may take minutes, so there Ctrl-C must not wait for the chunk to end.
+        with StopFlag(wanted=not isinstance(self.stepper, Measured)) as stop:
             try:
                 while state.generation < plan.generations and reason is None:
                     before, done = time.perf_counter(), state.generation

@@ -112,16 +112,19 @@ def listener(progress: bool | ProgressCallback) -> Iterator[ProgressCallback]:
 class StopFlag:
     """Turns the first Ctrl-C into a flag, so that a chunk ends whole; the second one raises.
 
-    Outside the main thread, and where the caller has a handler of their own, it does nothing.
+    Outside the main thread, where the caller has a handler of their own, and when it is not
+    `wanted`, it does nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, wanted: bool = True) -> None:
         self.raised = False
+        self._wanted = wanted
         self._installed = False
 
     def __enter__(self) -> StopFlag:
         in_main = threading.current_thread() is threading.main_thread()
-        if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._wanted and in_main and default:
             signal.signal(signal.SIGINT, self._handle)
             self._installed = True
         return self

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -166,6 +170,23 @@ def test_ctrl_c_keeps_what_was_measured(stop_at):
         assert result.cost == result.reference_cost == 9.0
     else:
         assert result.cost == min(seen[1:])
+
+
+def test_ctrl_c_does_not_wait_for_the_generation():
+    calls = []
+
+    def evaluator(decisions):
+        calls.append(1)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)  # a long measurement, which the signal ends
+        return float(len(calls))
+
+    began = time.perf_counter()
+    result = measured(evaluator, budget=20)
+    assert time.perf_counter() - began < 50
+    assert result.interrupted == "ctrl-c"
+    assert (result.evaluations, result.cost, len(calls)) == (1, 2.0, 3)
 
 
 def test_other_exits_pass():
