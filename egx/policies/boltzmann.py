@@ -24,7 +24,7 @@ COOLING, TEMPERATURE_SPREAD = 0.95, 0.1
 class BoltzmannChromosome(eqx.Module):
     """Choices are drawn from softmax(prior / temperature)."""
 
-    prior: dict[str, Float[Array, "N K"]]
+    prior: dict[str, Float[Array, "N _K"]]
     temperature: dict[str, Float[Array, " N"]]
 
     def logits(self) -> Logits:

@@ -10,11 +10,12 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.problems.base import Decisions, Head
 
-Logits = dict[str, Float[Array, "N K"]]
-Levels = dict[str, Int[Array, " N"]]
+# Heads differ in their number of choices, so that it has no name to be checked by.
+Logits = dict[str, Float[Array, "N _K"]]
+Levels = dict[str, Int[Array, "*B N"]]
 
 
-def probabilities(logits: Mapping[str, Array]) -> dict[str, Float[Array, "N K"]]:
+def probabilities(logits: Mapping[str, Array]) -> dict[str, Float[Array, "*B N _K"]]:
     """The softmax of each head."""
     return {name: jax.nn.softmax(value, axis=-1) for name, value in logits.items()}
 

@@ -17,6 +17,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
@@ -24,11 +25,11 @@ from egx.policies import boltzmann
 from egx.policies.base import REAL_LEVELS, check_choices, head_choices
 from egx.policies.boltzmann import BoltzmannChromosome
 from egx.policies.context import GraphContext, graph_context
-from egx.policies.distributions import Levels, Logits, greedy, probabilities, sample, to_decisions
+from egx.policies.distributions import Levels, greedy, probabilities, sample, to_decisions
 from egx.policies.graph_unet import GraphUNetCritic, GraphUNetPolicy
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
 from egx.search.base import AbstractSearch, Metrics, State
-from egx.search.evolution import Evolution, Population, slots
+from egx.search.evolution import Evolution, Layout, Population, Stacked, slots
 from egx.search.replay import Replay, add, empty_replay
 from egx.search.sac import SAC, SACState
 
@@ -53,7 +54,7 @@ class EGRLState(eqx.Module):
     replay: Replay | None
     champion: Champion | None
     levels: dict[str, Int[Array, "B N"]]
-    network_probabilities: dict[str, Float[Array, "G N K"]] | None
+    network_probabilities: Stacked | None
     weakest: Int[Array, ""]
 
 
@@ -188,16 +189,17 @@ class EGRL(AbstractSearch):
             weakest=jnp.asarray(-1, jnp.int32),
         )
 
-    def _first_networks(self, problem: AbstractProblem, count: int, *, key: PRNGKeyArray) -> Any:
+    def _first_networks(
+        self, problem: AbstractProblem, count: int, *, key: PRNGKeyArray
+    ) -> Float[Array, "G W"] | None:
         if not count:
             return None
-        networks = jax.vmap(
-            lambda index: self.new_policy(problem, key=jax.random.fold_in(key, index))
-        )(jnp.arange(count))
-        if self.policy is None:
-            return networks
-        given = eqx.filter(self.policy, eqx.is_array)
-        return jax.tree.map(lambda stack, one: stack.at[0].set(one), networks, given)
+
+        def genome(index: Array) -> Array:
+            return ravel_pytree(self.new_policy(problem, key=jax.random.fold_in(key, index)))[0]
+
+        genomes = jax.vmap(genome)(jnp.arange(count))
+        return genomes if self.policy is None else genomes.at[0].set(ravel_pytree(self.policy)[0])
 
     def propose(
         self, problem: AbstractProblem, inner: EGRLState, *, key: PRNGKeyArray
@@ -237,17 +239,13 @@ class EGRL(AbstractSearch):
         """The learner's policy in the weakest slot, if that is a network's."""
         networks, _ = self.counts
         population, learner = inner.population, inner.learner
-        if population is None or learner is None or not networks:
+        if population is None or population.networks is None or learner is None:
             return inner
-        here = jnp.arange(networks) == inner.weakest
-        stack = jax.tree.map(
-            lambda old, new: jnp.where(here.reshape(-1, *[1] * new.ndim), new, old),
-            population.networks,
-            learner.actor,
-        )
+        here = jnp.arange(networks)[:, None] == inner.weakest
+        stack = jnp.where(here, ravel_pytree(learner.actor)[0], population.networks)
         return _replace(inner, population=Population(stack, population.chromosomes))
 
-    def _seed_migrant(self, inner: EGRLState, logits: Logits) -> EGRLState:
+    def _seed_migrant(self, inner: EGRLState, logits: Stacked) -> EGRLState:
         """The learner's probabilities in the weakest slot, if that is a chromosome's."""
         networks, chromosomes = self.counts
         population = inner.population
@@ -263,18 +261,20 @@ class EGRL(AbstractSearch):
         seeded = jax.vmap(seed)(here, population.chromosomes)
         return _replace(inner, population=Population(population.networks, seeded))
 
-    def _network_logits(self, inner: EGRLState) -> Logits:
+    def _network_logits(self, inner: EGRLState) -> Stacked:
         """The logits of all networks, the population's and then the learner's, [G (+ 1), N, K]."""
-        stacks = []
-        if self.counts[0]:
-            assert inner.population is not None
-            stacks.append(inner.population.networks)
+        genomes = []
+        if inner.population is not None and inner.population.networks is not None:
+            genomes.append(inner.population.networks)
         if inner.learner is not None:
-            stacks.append(jax.tree.map(lambda x: x[None], inner.learner.actor))
-        if not stacks:
+            genomes.append(ravel_pytree(inner.learner.actor)[0][None])
+        if not genomes:
             return {}
-        everyone = jax.tree.map(lambda *rows: jnp.concatenate(rows), *stacks)
-        return jax.vmap(lambda network: network.logits(inner.context))(everyone)
+        assert inner.champion is not None
+        unravel = ravel_pytree(inner.champion.policy)[1]
+        return jax.vmap(lambda genome: unravel(genome).logits(inner.context))(
+            jnp.concatenate(genomes)
+        )
 
     def update(
         self,
@@ -295,6 +295,7 @@ class EGRL(AbstractSearch):
             metrics |= {"fitness_best": jnp.max(fitness), "fitness_mean": jnp.mean(fitness)}
             population = self.evolution.evolve(
                 population,
+                None if inner.champion is None else Layout(inner.champion.policy),
                 fitness,
                 inner.network_probabilities if self.seeding else None,
                 key=evolve_key,
@@ -337,7 +338,8 @@ class EGRL(AbstractSearch):
         if networks:
             assert inner.population is not None
             index = jnp.argmax(rewards[:networks])
-            best = jax.tree.map(lambda leaf: leaf[index], inner.population.networks)
+            assert inner.population.networks is not None
+            best = ravel_pytree(champion.policy)[1](inner.population.networks[index])
             champion = _better(champion, Champion(best, rewards[index]))
         if inner.learner is not None:
             champion = _better(champion, Champion(inner.learner.actor, rewards[-1]))

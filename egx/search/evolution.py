@@ -15,27 +15,28 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.policies import boltzmann
 from egx.policies.boltzmann import BoltzmannChromosome
-from egx.policies.distributions import Logits
+
+Stacked = dict[str, Float[Array, "G N _K"]]
 
 
 class Population(eqx.Module):
-    """G networks and K chromosomes, each kind stacked along a leading axis or None."""
+    """G networks as genomes, all their weights as one row each, and K chromosomes, stacked."""
 
-    networks: Any
+    networks: Float[Array, "G W"] | None
     chromosomes: BoltzmannChromosome | None
 
 
-class Ranking(NamedTuple):
-    """Slots from best to worst: of all P, of networks, of chromosomes (as slots of P)."""
+class Parents(NamedTuple):
+    """For each slot: what its next member is made of, and whether it is crossed and mutates."""
 
-    everyone: Int[Array, " P"]
-    networks: Int[Array, " G"]
-    chromosomes: Int[Array, " K"]
+    first: Int[Array, " P"]
+    second: Int[Array, " P"]
+    cross: Bool[Array, " P"]
+    mutate: Bool[Array, " P"]
 
 
 class Evolution(eqx.Module):
@@ -68,144 +69,113 @@ class Evolution(eqx.Module):
     def evolve(
         self,
         population: Population,
+        layout: Layout | None,
         fitness: Float[Array, " P"],
-        probabilities: Logits | None,
+        probabilities: Stacked | None,
         *,
         key: PRNGKeyArray,
     ) -> Population:
         """The next population.
 
         Args:
+            layout: of the networks' genomes.
             fitness: higher is better; equal members rank by slot.
             probabilities: what the networks put out, [G, N, choices] a head, for seeding
                 chromosomes; None to keep networks and chromosomes apart.
         """
-        select_key, network_key, chromosome_key = jax.random.split(key, 3)
-        ranking = self.rank(population, fitness)
-        elite = jnp.zeros(self.size, bool).at[ranking.everyone[: self.elites]].set(True)
-        winners = self.winners(ranking.everyone, self.size - self.elites, key=select_key)
+        keys = jax.random.split(key, 3)
+        genomes, chromosomes = population.networks, population.chromosomes
+        count = 0 if genomes is None else genomes.shape[0]
+        parents = self.select(count, fitness, probabilities is not None, key=keys[0])
+        if genomes is not None and layout is not None:
+            genomes = self._next_genomes(genomes, layout, parents, keys[1])
+        if chromosomes is not None:
+            chromosomes = self._next_chromosomes(
+                chromosomes, count, parents, probabilities, keys[2]
+            )
+        return Population(genomes, chromosomes)
+
+    def select(
+        self, networks: int, fitness: Float[Array, " P"], seeding: bool, *, key: PRNGKeyArray
+    ) -> Parents:
+        """Who is made of whom; networks only of networks, chromosomes of all or of their kind."""
+        slot = jnp.arange(self.size, dtype=jnp.int32)
+        network = slot < networks
+        best_first = _order(fitness)
+        elite = jnp.zeros(self.size, bool).at[best_first[: self.elites]].set(True)
+        # One draw for all: each draw compiles for a tenth of a second.
+        uniform = jax.random.uniform(key, (self.size, 4 + 2 * self.tournament))
+        swap, crossed, mutated, which = uniform[:, :4].T
+        everyone, own_kind = jnp.split(uniform[:, 4:], 2, axis=1)
+        winners = tournament(best_first, self.size, everyone[: self.size - self.elites])
         selected = jnp.zeros(self.size, bool).at[winners].set(True)
-        count = self.networks_in(population)
-        return Population(
-            self._next_networks(
-                population.networks, ranking, elite[:count], selected[:count], network_key
-            )
-            if count
-            else None,
-            self._next_chromosomes(
-                population, ranking, elite[count:], selected[count:], probabilities, chromosome_key
-            )
-            if population.chromosomes is not None
-            else None,
+
+        best_networks = _order(jnp.where(network, fitness, -jnp.inf))
+        best_others = best_first if seeding else _order(jnp.where(network, -jnp.inf, fitness))
+        others = self.size if seeding else self.size - networks
+        pool = jnp.where(network[:, None], best_networks, best_others)
+        size = jnp.where(network, networks, others)
+        winner = jax.vmap(tournament)(pool, size, own_kind)
+        parent = best_first[(which * self.elites).astype(jnp.int32)]
+        # A chromosome cannot become a network: the best network stands in for such an elite.
+        fits = (parent < networks) == network
+        parent = jnp.where(fits | (~network & seeding), parent, pool[:, 0])
+
+        refill = ~selected & ~elite
+        swap = swap < 0.5
+        return Parents(
+            first=jnp.where(refill, jnp.where(swap, winner, parent), slot),
+            second=jnp.where(refill & swap, parent, winner),
+            cross=refill | ((crossed < self.crossover) & ~elite),
+            mutate=(mutated < self.mutation) & ~elite,
         )
 
-    def networks_in(self, population: Population) -> int:
-        """G."""
-        leaves = jax.tree.leaves(population.networks)
-        return leaves[0].shape[0] if leaves else 0
+    def _next_genomes(
+        self, genomes: Float[Array, "G W"], layout: Layout, parents: Parents, key: PRNGKeyArray
+    ) -> Float[Array, "G W"]:
+        def child(slot: Array) -> Array:
+            cross_key, mutate_key = jax.random.split(jax.random.fold_in(key, slot))
+            first, second = genomes[parents.first[slot]], genomes[parents.second[slot]]
+            mixed = cross_genomes(layout, first, second, key=cross_key)
+            mixed = jnp.where(parents.cross[slot], mixed, first)
+            changed = self.mutate_genome(layout, mixed, key=mutate_key)
+            return jnp.where(parents.mutate[slot], changed, mixed)
 
-    def rank(self, population: Population, fitness: Float[Array, " P"]) -> Ranking:
-        """The slots by fitness, best first."""
-        count = self.networks_in(population)
-
-        def order(part: Array) -> Array:
-            return jnp.argsort(-part, stable=True).astype(jnp.int32)
-
-        return Ranking(order(fitness), order(fitness[:count]), order(fitness[count:]) + count)
-
-    def winners(
-        self, ranking: Int[Array, " R"], count: int, *, key: PRNGKeyArray
-    ) -> Int[Array, " count"]:
-        """The winners of `count` tournaments among the slots of `ranking`."""
-        places = jax.random.randint(key, (count, self.tournament), 0, ranking.shape[0])
-        return ranking[jnp.min(places, axis=1)]
-
-    def _next_networks(
-        self,
-        networks: Any,
-        ranking: Ranking,
-        elite: Bool[Array, " G"],
-        selected: Bool[Array, " G"],
-        key: PRNGKeyArray,
-    ) -> Any:
-        count = elite.shape[0]
-        keys = jax.random.split(key, 5)
-        # A chromosome cannot become a network: the best network stands in for such an elite.
-        parent = ranking.everyone[jax.random.randint(keys[0], (count,), 0, self.elites)]
-        parent = jnp.where(parent < count, parent, ranking.networks[0])
-        winner = self.winners(ranking.networks, count, key=keys[1])
-        swap, crossed, mutated = self._draws(count, keys[2])
-        own = jnp.arange(count, dtype=jnp.int32)
-        refill = ~selected & ~elite
-        first = jnp.where(refill, jnp.where(swap, winner, parent), own)
-        second = jnp.where(refill & swap, parent, winner)
-        cross = refill | (crossed & ~elite)
-        template = jax.tree.map(lambda leaf: leaf[0], networks)
-        layout, unravel = Layout(template), ravel_pytree(template)[1]
-        genomes = jax.vmap(lambda network: ravel_pytree(network)[0])(networks)
-
-        def child(index: Array) -> Any:
-            a, b = genomes[first[index]], genomes[second[index]]
-            mixed = cross_genomes(layout, a, b, key=jax.random.fold_in(keys[3], index))
-            mixed = jnp.where(cross[index], mixed, a)
-            changed = self.mutate_genome(layout, mixed, key=jax.random.fold_in(keys[4], index))
-            return jnp.where(mutated[index] & ~elite[index], changed, mixed)
-
-        return jax.vmap(unravel)(jax.vmap(child)(own))
+        return jax.vmap(child)(jnp.arange(genomes.shape[0], dtype=jnp.int32))
 
     def _next_chromosomes(
         self,
-        population: Population,
-        ranking: Ranking,
-        elite: Bool[Array, " K"],
-        selected: Bool[Array, " K"],
-        probabilities: Logits | None,
+        chromosomes: BoltzmannChromosome,
+        networks: int,
+        parents: Parents,
+        probabilities: Stacked | None,
         key: PRNGKeyArray,
     ) -> BoltzmannChromosome:
-        chromosomes, networks = population.chromosomes, self.networks_in(population)
-        assert chromosomes is not None
-        count = elite.shape[0]
-        keys = jax.random.split(key, 5)
-        seeding = probabilities is not None
-        pool = ranking.everyone if seeding else ranking.chromosomes
-        parent = ranking.everyone[jax.random.randint(keys[0], (count,), 0, self.elites)]
-        if not seeding:
-            parent = jnp.where(parent >= networks, parent, ranking.chromosomes[0])
-        winner = self.winners(pool, count, key=keys[1])
-        swap, crossed, mutated = self._draws(count, keys[2])
-        slot = jnp.arange(networks, networks + count, dtype=jnp.int32)
-        refill = ~selected & ~elite
-        first = jnp.where(refill, jnp.where(swap, winner, parent), slot)
-        second = jnp.where(refill & swap, parent, winner)
-        cross = refill | (crossed & ~elite)
-
         def member(slot: Array, own: BoltzmannChromosome) -> BoltzmannChromosome:
             """The chromosome of a slot; a network seeds the slot's own temperatures."""
-            index = jnp.clip(slot - networks, 0, count - 1)
+            index = jnp.maximum(slot - networks, 0)
             found = jax.tree.map(lambda leaf: leaf[index], chromosomes)
             if probabilities is None:
                 return found
-            index = jnp.clip(slot, 0, max(networks - 1, 0))
-            prior = jax.tree.map(lambda leaf: leaf[index], probabilities)
+            prior = jax.tree.map(lambda leaf: leaf[jnp.minimum(slot, networks - 1)], probabilities)
             return _choose(slot < networks, boltzmann.seeded(own, prior), found)
 
         def child(index: Array) -> BoltzmannChromosome:
+            slot = index + networks
+            cross_key, mutate_key = jax.random.split(jax.random.fold_in(key, slot))
             own = jax.tree.map(lambda leaf: leaf[index], chromosomes)
-            a, b = member(first[index], own), member(second[index], own)
-            mixed = boltzmann.crossover(a, b, key=jax.random.fold_in(keys[3], index))
+            first, second = parents.first[slot], parents.second[slot]
+            one, two = member(first, own), member(second, own)
+            mixed = boltzmann.crossover(one, two, key=cross_key)
             # Crossing with a network is seeding: its probabilities replace the whole prior.
-            mixed = _choose(first[index] < networks, a, mixed)
-            mixed = _choose(second[index] < networks, b, mixed)
-            mixed = _choose(cross[index], mixed, a)
-            changed = boltzmann.mutate(mixed, key=jax.random.fold_in(keys[4], index))
-            return _choose(mutated[index] & ~elite[index], changed, mixed)
+            mixed = _choose(first < networks, one, mixed)
+            mixed = _choose(second < networks, two, mixed)
+            mixed = _choose(parents.cross[slot], mixed, one)
+            changed = boltzmann.mutate(mixed, key=mutate_key)
+            return _choose(parents.mutate[slot], changed, mixed)
 
+        count = next(iter(chromosomes.temperature.values())).shape[0]
         return jax.vmap(child)(jnp.arange(count, dtype=jnp.int32))
-
-    def _draws(self, count: int, key: PRNGKeyArray) -> tuple[Array, Array, Array]:
-        """Of each child: whether parents swap, whether it is crossed, whether it mutates."""
-        uniform = jax.random.uniform(key, (3, count))
-        return uniform[0] < 0.5, uniform[1] < self.crossover, uniform[2] < self.mutation
 
     def mutate_genome(
         self, layout: Layout, genome: Float[Array, " W"], *, key: PRNGKeyArray
@@ -217,15 +187,13 @@ class Evolution(eqx.Module):
         draws = np.ceil(self.share * layout.sizes).astype(np.int32)
         tensor = np.repeat(np.arange(len(draws), dtype=np.int32), draws)
         turn = np.arange(len(tensor), dtype=np.int32) - np.repeat(np.cumsum(draws) - draws, draws)
-        uniform_key, normal_key = jax.random.split(key)
-        uniform = jax.random.uniform(uniform_key, (3, len(tensor)))
-        normal = jax.random.normal(normal_key, (len(tensor),))
+        spot, kind, share, chance = jax.random.uniform(key, (4, len(tensor)), minval=1e-7)
+        normal = jax.scipy.special.ndtri(chance)
         # The first draw of each tensor says how many of its changes happen: 0 to all.
-        how_many = uniform[2, np.cumsum(draws) - draws] * jnp.asarray(draws + 1, jnp.float32)
+        how_many = share[np.cumsum(draws) - draws] * jnp.asarray(draws + 1, jnp.float32)
         active = jnp.asarray(turn, jnp.float32) + 1.0 <= how_many[jnp.asarray(tensor)]
-        within = uniform[0] * jnp.asarray(layout.sizes[tensor], jnp.float32)
+        within = spot * jnp.asarray(layout.sizes[tensor], jnp.float32)
         place = jnp.asarray(layout.starts[tensor]) + within.astype(jnp.int32)
-        kind = uniform[1]
         old = genome[place]
         scale = jnp.where(kind < self.super_rate, self.super_strength, self.strength)
         change = old * scale * normal
@@ -236,7 +204,7 @@ class Evolution(eqx.Module):
 
 
 class Layout:
-    """Where the tensors of a network lie in its genome, its weights as one vector of W.
+    """Where the tensors of a network lie in its genome of W weights, as `ravel_pytree` has it.
 
     Units are the entries of a tensor's last axis: the outputs of a layer.
     """
@@ -270,6 +238,19 @@ def cross_genomes(
     after = unit - begin.astype(jnp.int32)[tensor]
     after = jnp.where(after < 0, after + jnp.asarray(layout.units)[tensor], after)
     return jnp.where(after < length.astype(jnp.int32)[tensor], second, first)
+
+
+def tournament(
+    best_first: Int[Array, " P"], size: Int[Array, ""] | int, uniform: Float[Array, "*T K"]
+) -> Int[Array, "*T"]:
+    """The best of K slots drawn from the first `size` of a ranking, for each row of `uniform`."""
+    places = jnp.min(uniform, axis=-1) * size
+    return best_first[places.astype(jnp.int32)]
+
+
+def _order(fitness: Float[Array, " P"]) -> Int[Array, " P"]:
+    """The slots, best first; equal ones by number."""
+    return jnp.argsort(-fitness, stable=True).astype(jnp.int32)
 
 
 def _choose(condition: Bool[Array, ""], yes: Any, no: Any) -> Any:
