@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import threading
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +47,8 @@ from egx.training.solved import EXACT
 BOUND_SECONDS = 20.0
 INTERRUPTED = 130
 
+_Answer = TypeVar("_Answer")
+
 
 def optimize(options: Namespace) -> int:
     """Searches, bounds, prints the tables and writes the folder."""
@@ -57,23 +60,7 @@ def optimize(options: Namespace) -> int:
         given["policy"] = load_policy(options.policy)
     folder = _folder(options, problem, _same_run(problem, options, given))
     out.print(headline(problem), style="bold")
-    with watch(log, quiet=options.quiet) as progress:
-        result = api.optimize(
-            problem,
-            options.algorithm,
-            budget=options.budget,
-            seed=options.seed,
-            time_limit_s=options.time_limit,
-            progress=progress,
-            checkpoint_dir=_checkpoint_folder(options, folder),
-            resume=options.resume,
-            devices=options.devices,
-            **given,
-        )
-    stopped, solution = result.interrupted == "ctrl-c", None
-    if not stopped and options.algorithm != EXACT:
-        start = {name: jnp.asarray(value) for name, value in result.decisions.items()}
-        solution, stopped = _bound(problem, start if result.feasible else None, options, log)
+    result, solution, stopped = _search(problem, options, folder, given, log)
     if solution is not None:
         result = result.with_bound(solution.bound, solution.status)
     verdict = judge(problem, result, solution)
@@ -92,6 +79,38 @@ def optimize(options: Namespace) -> int:
         _tell(out, problem, result, verdict, solution)
     out.print(f"wrote {folder}/: {', '.join(files)}")
     return INTERRUPTED if stopped else 0
+
+
+def _search(
+    problem: MemoryPlacement,
+    options: Namespace,
+    folder: Path,
+    given: Mapping[str, Any],
+    log: Console,
+) -> tuple[Result, ExactSolution | None, bool]:
+    """The result, the solver's answer beside it, and whether Ctrl-C stopped either of them."""
+    run = functools.partial(
+        api.optimize,
+        problem,
+        options.algorithm,
+        budget=options.budget,
+        seed=options.seed,
+        time_limit_s=options.time_limit,
+        checkpoint_dir=_checkpoint_folder(options, folder),
+        resume=options.resume,
+        devices=options.devices,
+        **given,
+    )
+    if options.algorithm == EXACT:
+        solved = _in_thread(run, "solving", options, log)
+        if solved is None:
+            raise KeyboardInterrupt
+        return solved, None, False
+    with watch(log, quiet=options.quiet) as progress:
+        result = run(progress=progress)
+    solution = _bound(problem, result, options, log)
+    skipped = solution is None and options.bound_seconds > 0
+    return result, solution, skipped or result.interrupted == "ctrl-c"
 
 
 def _same_run(problem: MemoryPlacement, options: Namespace, given: Mapping[str, Any]) -> Same:
@@ -136,11 +155,11 @@ def compare(options: Namespace) -> int:
     problem, _ = _problem(options)
     folder = _folder(options, problem, _same_comparison(problem, options), suffix="-compare")
     out.print(headline(problem), style="bold")
-    solution, stopped = None, False
-    if EXACT not in options.algorithms:
-        solution, stopped = _bound(problem, None, options, log)
-    if stopped:
-        return INTERRUPTED
+    solution = None
+    if EXACT not in options.algorithms and options.bound_seconds > 0:
+        solution = _bound(problem, None, options, log)
+        if solution is None:
+            raise KeyboardInterrupt
     with watch(log, quiet=options.quiet) as progress:
         comparison = api.compare(
             problem,
@@ -230,36 +249,44 @@ def _checkpoint_folder(options: Namespace, folder: Path) -> Path | None:
 
 
 def _bound(
-    problem: MemoryPlacement, start: Mapping[str, Any] | None, options: Namespace, log: Console
-) -> tuple[ExactSolution | None, bool]:
-    """The solver's answer, and whether Ctrl-C stopped it.
-
-    It runs in a thread of its own because native code does not notice Ctrl-C.
-    """
+    problem: MemoryPlacement, result: Result | None, options: Namespace, log: Console
+) -> ExactSolution | None:
+    """The solver's answer, begun at the found plan; None if it is not asked for or was stopped."""
     seconds = options.bound_seconds
-    if seconds <= 0:
-        return None, False
-    answers: list[ExactSolution | Exception] = []
+    if seconds <= 0 or (result is not None and result.interrupted == "ctrl-c"):
+        return None
+    start = None
+    if result is not None and result.feasible:
+        start = {name: jnp.asarray(value) for name, value in result.decisions.items()}
+    work = functools.partial(exact, problem, time_limit_s=seconds, start=start)
+    message = f"bounding the optimum (up to {format_duration(seconds)}; Ctrl-C skips it)"
+    return _in_thread(work, message, options, log)
 
-    def work() -> None:
+
+def _in_thread(
+    work: Callable[[], _Answer], message: str, options: Namespace, log: Console
+) -> _Answer | None:
+    """What `work` returns, or None after Ctrl-C, which native code would not notice by itself."""
+    answers: list[_Answer | Exception] = []
+
+    def call() -> None:
         try:
-            answers.append(exact(problem, time_limit_s=seconds, start=start))
+            answers.append(work())
         except Exception as error:
             answers.append(error)
 
-    thread = threading.Thread(target=work, daemon=True)
-    message = f"bounding the optimum (up to {format_duration(seconds)}; Ctrl-C skips it)"
+    thread = threading.Thread(target=call, daemon=True)
     with contextlib.nullcontext() if options.quiet else log.status(message):
         thread.start()
         try:
             while thread.is_alive():
                 thread.join(0.1)
         except KeyboardInterrupt:
-            return None, True
+            return None
     (answer,) = answers
     if isinstance(answer, Exception):
         raise answer
-    return answer, False
+    return answer
 
 
 def _solver_line(solution: ExactSolution | None) -> str:

@@ -2,7 +2,7 @@
 
 
 class EgxError(Exception):
-    """Base of every error raised on purpose; its message names what is wrong and what was expected."""
+    """Base of every error raised on purpose; it names what is wrong and what was expected."""
 
 
 class GraphError(EgxError, ValueError):

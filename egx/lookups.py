@@ -7,8 +7,6 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from evosax.algorithms import algorithms as strategies
-
 from egx import hardware as machines
 from egx import zoo
 from egx.errors import EgxError, SearchError
@@ -18,6 +16,7 @@ from egx.report.console import console, print_table
 from egx.report.plan_file import read_plan
 from egx.report.tables import Table, hardware_table, model_table
 from egx.report.units import format_bytes, format_seconds, format_speedup
+from egx.search.evosax import strategies
 from egx.search.registry import EVOSAX, SEARCHES, searches
 from egx.training.solved import EXACT
 
@@ -116,7 +115,9 @@ def algorithms(options: Namespace) -> int:
     for name in searches():
         mark = " (default)" if name == default_algorithm() else ""
         rows.append((name, _first_line(SEARCHES[name]) + mark))
-    rows.append((f"{EVOSAX}STRATEGY", f"Any strategy of evosax: {', '.join(sorted(strategies))}."))
+    rows.append(
+        (f"{EVOSAX}STRATEGY", f"Any strategy of evosax: {', '.join(sorted(strategies()))}.")
+    )
     solver = "The exact solver: proves the optimum or bounds it; counts no evaluations."
     rows.append((EXACT, solver))
     out = console()

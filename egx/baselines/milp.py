@@ -11,7 +11,9 @@ level l. Three things make the program tight:
 - The prefetch recurrences need no big-M. With free[l, j] the time when the channel of level l is
   done with op j, `free[l, j] >= max(free[l, j-1], start[j-k]) + seconds[l] x[j, l]` and
   `start[j] >= free[l, j]` may be asked of every level, used or not: for a level that op j does
-  not use they only repeat what other rows imply, because starts never decrease.
+  not use they only repeat what other rows imply, because starts never decrease. One more row an
+  op is what makes the relaxation tight: an op waits for its load and for the bodies of the k ops
+  before it, whichever takes longer, and that maximum is taken level by level.
 
 Seconds are divided by `scale_s`, so that tolerances of solvers are relative to the latency.
 """
@@ -28,6 +30,7 @@ from egx.baselines.instance import Instance, maximal_steps
 
 HULL_COMBINATIONS = 256
 SHARED_RESIDENTS = 200_000
+ROUNDING = 1e-12
 SCALED_LATENCY = 1000.0
 
 TIME, LOGIC = -1, 0
@@ -370,6 +373,18 @@ def _clocks(
         body = [(c, -value) for c, value in step.terms]
         after, before = int(start[op + 1]), int(start[op])
         builder.row([(after, 1.0), (before, -1.0), *body], step.constant, np.inf, TIME)
+    # Bodies at their best: how much later an op starts than the one `prefetch` before it at least.
+    best = [launch + max(s.compute, sum(float(v.min()) for v in s.seconds)) for s in steps]
+    elapsed = np.concatenate([[0.0], np.cumsum(best)])
+    for op in streams.tolist():
+        before = max(op - instance.prefetch, 0)
+        window = (elapsed[op] - elapsed[before]) * (1.0 - ROUNDING)
+        wait = [
+            (int(choice["weights", op][m]), -max(float(loads[op, m]), window))
+            for m in range(levels)
+        ]
+        since = [(int(start[before]), -1.0)] if op >= instance.prefetch else []
+        builder.row([(int(start[op]), 1.0), *since, *wait], 0.0, np.inf, TIME)
     for j, op in enumerate(streams.tolist()):
         for m in range(levels):
             here = int(free[m, j])

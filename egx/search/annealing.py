@@ -1,4 +1,4 @@
-"""Simulated annealing on single changes and exchanges.
+"""Simulated annealing on small moves.
 
 Kirkpatrick, Gelatt and Vecchi, "Optimization by Simulated Annealing", Science 220, 1983. Chains
 run side by side and every proposal of every chain counts. The temperature falls geometrically
@@ -8,17 +8,15 @@ schedule serves graphs of any size.
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics
+from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
 from egx.search.genome import Genes, Genome, decode, encode
-from egx.search.moves import check_start, exchange, shift_one, start_genes
+from egx.search.moves import check_start, exchange, make_room, shift_one, start_genes
 
 
 class Chains(eqx.Module):
@@ -31,12 +29,8 @@ class Chains(eqx.Module):
     genome: Genome
 
 
-def _scalar(value: Any) -> Float[Array, ""]:
-    return jnp.asarray(value, jnp.float32)
-
-
 class Annealing(AbstractSearch):
-    """Metropolis chains on single changes and exchanges of two decisions.
+    """Metropolis chains on single changes, exchanges, and changes that make room for themselves.
 
     A chain never moves from a feasible to an infeasible plan; between infeasible ones it moves by
     cost. With `repair`, proposals first pass the problem's own repair rule, which for memory
@@ -46,17 +40,21 @@ class Annealing(AbstractSearch):
         budget: evaluations the run will spend, for the schedule.
         first_temperature: temperature at the start, in units of mean cost per active decision.
         last_temperature: the same at the end.
-        exchanges: share of moves that exchange two decisions.
+        rooms: share of moves that give one decision a value and take it from a few others.
+        swaps: share of moves that exchange two decisions; the rest change one.
+        leaving: how many others lose the value, on average, beyond the first.
         chains: chains side by side, the batch.
         start: "random", "zeros" or one of the problem's heuristics.
         repair: pass proposals through `problem.repair`.
     """
 
-    budget: Float[Array, ""] = eqx.field(converter=_scalar, default=4000.0)
-    first_temperature: Float[Array, ""] = eqx.field(converter=_scalar, default=0.3)
-    last_temperature: Float[Array, ""] = eqx.field(converter=_scalar, default=0.001)
-    exchanges: Float[Array, ""] = eqx.field(converter=_scalar, default=0.3)
-    chains: int = eqx.field(static=True, default=4)
+    budget: Scalar = eqx.field(converter=scalar, default=4000.0)
+    first_temperature: Scalar = eqx.field(converter=scalar, default=2.0)
+    last_temperature: Scalar = eqx.field(converter=scalar, default=0.03)
+    rooms: Scalar = eqx.field(converter=scalar, default=0.6)
+    swaps: Scalar = eqx.field(converter=scalar, default=0.2)
+    leaving: Scalar = eqx.field(converter=scalar, default=3.0)
+    chains: int = eqx.field(static=True, default=1)
     start: str = eqx.field(static=True, default="reference")
     repair: bool = eqx.field(static=True, default=False)
 
@@ -92,9 +90,13 @@ class Annealing(AbstractSearch):
     ) -> Genes:
         kind_key, move_key = jax.random.split(key)
         single = shift_one(genome, genes, key=move_key)
-        pair = exchange(genome, genes, key=move_key)
-        wants_pair = jax.random.bernoulli(kind_key, self.exchanges) & jnp.any(pair != genes)
-        moved = jnp.where(wants_pair, pair, single)
+        swap = exchange(genome, genes, key=move_key)
+        room = make_room(genome, genes, key=move_key, mean=self.leaving)
+        drawn = jax.random.uniform(kind_key)
+        moved = jnp.where(drawn < self.rooms + self.swaps, swap, single)
+        moved = jnp.where(drawn < self.rooms, room, moved)
+        # Without two entries that differ there is nothing to exchange.
+        moved = jnp.where(jnp.all(moved == genes), single, moved)
         if self.repair:
             moved = encode(problem, problem.repair(decode(problem, moved)))
         return moved

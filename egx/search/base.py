@@ -13,11 +13,22 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
 
 Metrics = dict[str, Float[Array, ""]]
+Scalar = Float[Array | np.ndarray, ""]
+
+
+def scalar(value: Any) -> Any:
+    """A hyper-parameter as a float32 leaf, so that sweeping it compiles nothing again.
+
+    NumPy's unless it is traced or on a device already: a field's default is converted when its
+    class is made, and importing must not start a device.
+    """
+    return value if isinstance(value, jax.Array) else np.asarray(value, np.float32)
 
 
 class Incumbent(eqx.Module):
@@ -71,7 +82,7 @@ class AbstractSearch(eqx.Module):
     ) -> tuple[Any, Metrics]:
         """Learns from a batch of outcomes."""
 
-    def check(self, problem: AbstractProblem) -> None:  # noqa: B027
+    def check(self, problem: AbstractProblem) -> None:
         """Raises SearchError when this searcher cannot run on `problem`; host-side."""
 
     def init(self, problem: AbstractProblem, *, key: PRNGKeyArray) -> State:

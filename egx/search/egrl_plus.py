@@ -10,15 +10,14 @@ Shapes: I islands, K elites of each, B children a generation, L entries of a can
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics
+from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
 from egx.search.genome import (
     Genes,
     Genome,
@@ -39,7 +38,7 @@ MAX_STARTS = 3  # starts of each island that are evaluated as they are
 PRICE_RATES = (1.0, 0.2)
 MEMORIES = (2.0, 10.0)
 TEMPERATURES = (0.5, 0.02)
-_WORST = float(jnp.finfo(jnp.float32).max)
+_WORST = float(np.finfo(np.float32).max)
 
 
 class Elites(eqx.Module):
@@ -58,11 +57,6 @@ class Islands(eqx.Module):
     told: Int[Array, ""]
     genome: Genome
     markets: Market | None
-
-
-def _scalar(value: Any) -> Float[Array, ""]:
-    # A leaf, so that sweeping it compiles nothing again.
-    return jnp.asarray(value, jnp.float32)
 
 
 class EGRLPlus(AbstractSearch):
@@ -85,10 +79,10 @@ class EGRLPlus(AbstractSearch):
         halving: drop the worse islands at a quarter and at a half of the budget.
     """
 
-    budget: Float[Array, ""] = eqx.field(converter=_scalar, default=4000.0)
-    crossover: Float[Array, ""] = eqx.field(converter=_scalar, default=0.2)
-    migration: Float[Array, ""] = eqx.field(converter=_scalar, default=0.2)
-    priced_share: Float[Array, ""] = eqx.field(converter=_scalar, default=0.06)
+    budget: Scalar = eqx.field(converter=scalar, default=4000.0)
+    crossover: Scalar = eqx.field(converter=scalar, default=0.2)
+    migration: Scalar = eqx.field(converter=scalar, default=0.2)
+    priced_share: Scalar = eqx.field(converter=scalar, default=0.06)
     plans: Decisions | None = None
     batch: int = eqx.field(static=True, default=20)
     elites: int = eqx.field(static=True, default=10)

@@ -11,6 +11,7 @@ Shapes: P population, W numbers that a strategy optimises.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -19,15 +20,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from evosax.algorithms import algorithms
-from evosax.algorithms.population_based import population_based_algorithms
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
 from egx.policies.base import AbstractPolicy
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics
+from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
 
 FULL_MATRIX = ("CMA_ES", "MA_ES", "SV_CMA_ES", "iAMaLGaM_Full", "xNES")
 MOST_FULL_MATRIX = 500
@@ -39,8 +38,15 @@ def _options(value: Mapping[str, Any] | Options) -> Options:
     return tuple(sorted(dict(value).items()))
 
 
-def _scalar(value: Any) -> Float[Array, ""]:
-    return jnp.asarray(value, jnp.float32)
+@functools.lru_cache(maxsize=1)
+def strategies() -> dict[str, Any]:
+    """The strategies of evosax by name. Importing evosax starts a device: not before one is
+    wanted."""
+    return importlib.import_module("evosax.algorithms").algorithms
+
+
+def _population_based() -> dict[str, Any]:
+    return importlib.import_module("evosax.algorithms.population_based").population_based_algorithms
 
 
 @functools.lru_cache(maxsize=64)
@@ -49,7 +55,7 @@ def _strategy(
 ) -> Any:
     """The strategy object for `size` numbers; built outside of any trace, since it holds arrays."""
     arguments = dict(options)
-    make = algorithms[name]
+    make = strategies()[name]
     if learning_rate is not None:
         if "optimizer" not in inspect.signature(make).parameters:
             raise SearchError(f"evosax: {name} has no optimizer that takes a learning_rate")
@@ -78,7 +84,7 @@ class EvosaxSearch(AbstractSearch):
 
     Args:
         strategy: the name of an evosax strategy, such as "Sep_CMA_ES", "SNES" or "SimpleGA".
-        on: "logits" or "weights".
+        on: "logits" or "weights"; by default weights when there is a policy.
         policy: whose weights to evolve, and where to start, for `on="weights"`.
         spread: standard deviation of the first population around its centre.
         parameters: further entries of the strategy's parameters, such as {"crossover_rate": 0.5}.
@@ -88,10 +94,10 @@ class EvosaxSearch(AbstractSearch):
     """
 
     policy: AbstractPolicy | None = None
-    spread: Float[Array, ""] = eqx.field(converter=_scalar, default=1.0)
+    spread: Scalar = eqx.field(converter=scalar, default=1.0)
     parameters: dict[str, Any] = eqx.field(default_factory=dict)
     strategy: str = eqx.field(static=True, default="Sep_CMA_ES")
-    on: str = eqx.field(static=True, default="logits")
+    on: str | None = eqx.field(static=True, default=None)
     population: int = eqx.field(static=True, default=32)
     learning_rate: float | None = eqx.field(static=True, default=None)
     arguments: Options = eqx.field(static=True, converter=_options, default=())
@@ -101,13 +107,15 @@ class EvosaxSearch(AbstractSearch):
         return self.population
 
     def check(self, problem: AbstractProblem) -> None:
-        if self.strategy not in algorithms:
-            known = ", ".join(sorted(algorithms))
+        if self.strategy not in strategies():
+            known = ", ".join(sorted(strategies()))
             raise SearchError(f"evosax has no strategy {self.strategy!r} (known: {known})")
-        if self.on not in ("logits", "weights"):
+        if self.on not in (None, "logits", "weights"):
             raise SearchError(f"on must be 'logits' or 'weights', got {self.on!r}")
         if self.on == "weights" and self.policy is None:
             raise SearchError("on='weights' needs a policy whose weights to evolve")
+        if self.on == "logits" and self.policy is not None:
+            raise SearchError("on='logits' has no use for a policy")
         size = self._centre(problem).shape[0]
         if self.strategy in FULL_MATRIX and size > MOST_FULL_MATRIX:
             raise SearchError(
@@ -172,7 +180,7 @@ class EvosaxSearch(AbstractSearch):
     # The strategy.
 
     def _by_population(self) -> bool:
-        return self.strategy in population_based_algorithms
+        return self.strategy in _population_based()
 
     def _begin(
         self,
@@ -211,7 +219,7 @@ class EvosaxSearch(AbstractSearch):
 
     def _centre(self, problem: AbstractProblem) -> Float[Array, " W"]:
         """Where the first population is centred: level logits all equal, or the policy."""
-        if self.on == "weights":
+        if self.policy is not None:
             return ravel_pytree(eqx.filter(self.policy, eqx.is_inexact_array))[0]
         width = sum(
             problem.length(head) * (1 if head.choices == "real" else head.choices)
@@ -220,7 +228,7 @@ class EvosaxSearch(AbstractSearch):
         return jnp.zeros(width, jnp.float32)
 
     def _decide(self, problem: AbstractProblem, numbers: Float[Array, " W"]) -> Decisions:
-        if self.on == "weights":
+        if self.policy is not None:
             weights, rest = eqx.partition(self.policy, eqx.is_inexact_array)
             policy = eqx.combine(ravel_pytree(weights)[1](numbers), rest)
             return policy.decide(problem)

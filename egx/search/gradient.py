@@ -10,8 +10,6 @@ more for each candidate; the driver then values the candidate exactly.
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -19,7 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics
+from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
 from egx.search.lagrangian import Descent, Relaxation, rounded
 
 
@@ -28,10 +26,6 @@ class Descents(eqx.Module):
 
     relaxations: Relaxation
     told: Int[Array, ""]
-
-
-def _scalar(value: Any) -> Float[Array, ""]:
-    return jnp.asarray(value, jnp.float32)
 
 
 class GradientSearch(AbstractSearch):
@@ -45,9 +39,9 @@ class GradientSearch(AbstractSearch):
         sampling: every second candidate of a descent is sampled instead of the likeliest.
     """
 
-    budget: Float[Array, ""] = eqx.field(converter=_scalar, default=4000.0)
+    budget: Scalar = eqx.field(converter=scalar, default=4000.0)
     descent: Descent = eqx.field(default_factory=Descent)
-    penalty_spread: Float[Array, ""] = eqx.field(converter=_scalar, default=10.0)
+    penalty_spread: Scalar = eqx.field(converter=scalar, default=10.0)
     batch: int = eqx.field(static=True, default=8)
     sampling: bool = eqx.field(static=True, default=True)
 

@@ -3,13 +3,11 @@
 Iterated local search after Lourenço, Martin and Stützle, "Iterated Local Search", Handbook of
 Metaheuristics, 2003. Neighbours come in batches and the best of a batch is taken when it improves.
 A pass over all single changes that brings nothing is followed by pair moves (exchanges of two
-decisions, and two changes at once); when these bring nothing either, the search goes on from its
-best plan with some decisions drawn anew.
+decisions, and changes that make room for themselves); when these bring nothing either, the search
+goes on from its best plan with some decisions drawn anew.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -17,15 +15,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics, best_index
+from egx.search.base import AbstractSearch, Metrics, Scalar, best_index, scalar
 from egx.search.genome import Genes, Genome, decode, encode
 from egx.search.moves import (
     check_start,
     exchange,
     is_better,
     kick,
+    make_room,
     neighbour_counts,
-    shift_two,
     single_move,
     start_genes,
 )
@@ -54,10 +52,6 @@ class Place(eqx.Module):
     genome: Genome
 
 
-def _scalar(value: Any) -> Float[Array, ""]:
-    return jnp.asarray(value, jnp.float32)
-
-
 class Local(AbstractSearch):
     """Iterated local search over single and pair moves.
 
@@ -66,15 +60,22 @@ class Local(AbstractSearch):
 
     Args:
         kick_rate: share of decisions drawn anew at a restart.
+        rooms: share of pair moves that give one decision a value and take it from a few others;
+            the rest exchange two.
+        leaving: how many others lose the value, on average, beyond the first.
         pairs: pair moves tried before a restart, as a multiple of the number of single moves.
         batch: neighbours evaluated together.
+        sideways: also move to a neighbour of equal cost when none of a batch is better.
         start: "random", "zeros" or one of the problem's heuristics.
         repair: pass neighbours through `problem.repair`.
     """
 
-    kick_rate: Float[Array, ""] = eqx.field(converter=_scalar, default=0.05)
-    pairs: Float[Array, ""] = eqx.field(converter=_scalar, default=1.0)
+    kick_rate: Scalar = eqx.field(converter=scalar, default=0.05)
+    pairs: Scalar = eqx.field(converter=scalar, default=1.0)
+    rooms: Scalar = eqx.field(converter=scalar, default=0.7)
+    leaving: Scalar = eqx.field(converter=scalar, default=3.0)
     batch: int = eqx.field(static=True, default=16)
+    sideways: bool = eqx.field(static=True, default=True)
     start: str = eqx.field(static=True, default="reference")
     repair: bool = eqx.field(static=True, default=False)
 
@@ -121,8 +122,8 @@ class Local(AbstractSearch):
             genome, genes, inner.below, inner.order, index, jax.random.uniform(uniform_key)
         )
         swapped = exchange(genome, genes, key=move_key)
-        double = shift_two(genome, genes, key=move_key)
-        pair = jnp.where(jax.random.bernoulli(kind_key), swapped, double)
+        room = make_room(genome, genes, key=move_key, mean=self.leaving)
+        pair = jnp.where(jax.random.bernoulli(kind_key, self.rooms), room, swapped)
         genes = jnp.where(inner.kind == SINGLES, single, pair)
         if self.repair:
             genes = encode(problem, problem.repair(decode(problem, genes)))
@@ -141,14 +142,17 @@ class Local(AbstractSearch):
         cost, feasible = outcomes.cost[index], outcomes.feasible[index]
         genes = encode(problem, jax.tree.map(lambda x: x[index], candidates))
         improves = is_better(cost, feasible, inner.cost, inner.feasible)
+        moves = improves
+        if self.sideways:
+            moves = moves | ((feasible == inner.feasible) & (cost == inner.cost))
         record = is_better(cost, feasible, inner.best_cost, inner.best_feasible)
         place = eqx.tree_at(
             lambda p: (p.genes, p.cost, p.feasible, p.best_genes, p.best_cost, p.best_feasible),
             inner,
             (
-                jnp.where(improves, genes, inner.genes),
-                jnp.where(improves, cost, inner.cost),
-                jnp.where(improves, feasible, inner.feasible),
+                jnp.where(moves, genes, inner.genes),
+                jnp.where(moves, cost, inner.cost),
+                jnp.where(moves, feasible, inner.feasible),
                 jnp.where(record, genes, inner.best_genes),
                 jnp.where(record, cost, inner.best_cost),
                 jnp.where(record, feasible, inner.best_feasible),

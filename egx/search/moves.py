@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
 from egx.problems.base import AbstractProblem
+from egx.search.base import Scalar
 from egx.search.genome import Genes, Genome, encode, random_entry, random_value
 from egx.search.random import random_decisions
 
@@ -68,7 +69,8 @@ def exchange(genome: Genome, genes: Genes, *, key: PRNGKeyArray, near: float = 0
     differs = genome.active & (genome.head == genome.head[entry]) & (genes != genes[entry])
     distance = jnp.abs(genome.position - genome.position[entry]).astype(jnp.float32)
     close = jax.random.bernoulli(near_key, near)
-    weight = jnp.where(close, 1.0 / (1.0 + distance * distance), 1.0) * differs
+    weight = jnp.where(close, 1.0 / (1.0 + distance * distance), 1.0)
+    weight = jnp.where(differs, weight, 0.0)
     below = jnp.cumsum(weight)
     ticket = jax.random.uniform(partner_key) * below[-1]
     partner = jnp.minimum(jnp.searchsorted(below, ticket, side="right"), genes.shape[0] - 1)
@@ -77,13 +79,25 @@ def exchange(genome: Genome, genes: Genes, *, key: PRNGKeyArray, near: float = 0
     return jnp.where(valid, swapped, genes)
 
 
-def shift_two(genome: Genome, genes: Genes, *, key: PRNGKeyArray) -> Genes:
-    """Gives two active entries another value each (one, if the draws coincide)."""
-    first, second = jax.random.split(key)
-    return shift_one(genome, shift_one(genome, genes, key=first), key=second)
+def make_room(genome: Genome, genes: Genes, *, key: PRNGKeyArray, mean: Scalar) -> Genes:
+    """Gives one active entry another value, and its old value to a few of the entries of its head
+    that had the new one: `mean` of them on average, beyond the first.
+
+    A large tensor enters a full memory only when several small ones leave it.
+    """
+    entry_key, value_key, count_key, leave_key = jax.random.split(key, 4)
+    entry = random_entry(genome, key=entry_key)
+    value = shifted(genome.choices[entry], genes[entry], jax.random.uniform(value_key))
+    there = genome.active & (genome.head == genome.head[entry]) & (genes == value)
+    present = jnp.maximum(jnp.sum(there.astype(jnp.float32)), 1.0)
+    leaving = 1.0 + jnp.floor(jax.random.exponential(count_key) * mean)
+    share = jnp.minimum(leaving / present, 1.0)
+    leaves = there & jax.random.bernoulli(leave_key, share, genes.shape)
+    moved = jnp.where(leaves, genes[entry], genes).at[entry].set(value)
+    return jnp.where(genome.active[entry], moved, genes)
 
 
-def kick(genome: Genome, genes: Genes, *, key: PRNGKeyArray, rate: Float[Array, ""]) -> Genes:
+def kick(genome: Genome, genes: Genes, *, key: PRNGKeyArray, rate: Scalar) -> Genes:
     """Draws each active entry anew with probability `rate`."""
     choose_key, value_key = jax.random.split(key)
     chosen = jax.random.bernoulli(choose_key, rate, genes.shape) & genome.active

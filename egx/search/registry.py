@@ -8,14 +8,12 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
-from evosax.algorithms import algorithms as strategies
-
 from egx.errors import SearchError
 from egx.search.annealing import Annealing
 from egx.search.base import AbstractSearch
 from egx.search.egrl import EGRL, ea, pg
 from egx.search.egrl_plus import EGRLPlus
-from egx.search.evosax import EvosaxSearch
+from egx.search.evosax import EvosaxSearch, strategies
 from egx.search.gradient import GradientSearch
 from egx.search.greedy_dp import GreedyDP
 from egx.search.local import Local
@@ -71,8 +69,8 @@ def close_to(name: str, known: tuple[str, ...]) -> str:
 def _maker(name: str) -> Callable[..., AbstractSearch]:
     if name.startswith(EVOSAX):
         strategy = name.removeprefix(EVOSAX)
-        if strategy not in strategies:
-            known = tuple(sorted(strategies))
+        if strategy not in strategies():
+            known = tuple(sorted(strategies()))
             raise SearchError(
                 f"evosax has no strategy {strategy!r}{close_to(strategy, known)} "
                 f"(known: {', '.join(known)})"

@@ -162,7 +162,9 @@ class SAC(eqx.Module):
         gradient = ravel_pytree(gradient)[0]
         norm = jnp.sqrt(jnp.sum(gradient * gradient))
         gradient = gradient * jnp.minimum(1.0, self.clip / jnp.maximum(norm, 1e-12))
-        updates, moments = optax.scale_by_adam().update(gradient, moments)
+        # Adam's bias correction raises a float to an integer power.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, moments = optax.scale_by_adam().update(gradient, moments)
         return unravel(flat - self.learning_rate * updates), moments
 
 

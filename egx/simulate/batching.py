@@ -12,7 +12,7 @@ Arrays = dict[str, Any]
 
 
 def over_population(
-    run: Callable[[Any, Arrays, Arrays], Any], *, pieces: Callable[[int], int] | None = None
+    run: Callable[[Any, Arrays, Arrays], Any], *, pieces: Callable[[Arrays], int] | None = None
 ) -> Callable[[Any, Arrays], Any]:
     """Lets `vmap` reach a population function in one piece.
 
@@ -21,12 +21,12 @@ def over_population(
     any nest of `vmap` over arrays calls `run` once with all candidates. Where `shared` is batched
     too, each of its entries gets its own call, one after the other.
 
-    `pieces(P)` may ask for several runs of fewer candidates, one after the other.
+    `pieces(each)` may ask for several runs of fewer candidates, one after the other.
     """
 
     def whole(shared: Any, common: Arrays, each: Arrays) -> Any:
         population = jax.tree.leaves(each)[0].shape[0]
-        count = 1 if pieces is None else min(pieces(population), population)
+        count = 1 if pieces is None else min(pieces(each), population)
         if count == 1:
             return run(shared, common, each)
         size = -(-population // count)

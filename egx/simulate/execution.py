@@ -59,7 +59,7 @@ def execute(
     def population(shared: tuple[Graph, ExecutionTable], common: Arrays, each: Arrays) -> Any:
         graph, table = shared
         size = jax.tree.leaves(each)[0].shape[0]
-        if set(each) == {"device"} and set(common) <= {"priority"} and one_order:
+        if one_order and set(each) == {"device"}:
             order = order_of(table, common.get("priority"))
             makespan, peak = run_one_order(table, each["device"].T, order)
             return makespan, peak.T, None, None
@@ -88,14 +88,19 @@ def execute(
     plans = dict(decisions)
     if "device" not in plans:
         plans["device"] = jnp.zeros(graph.num_ops, jnp.int32)
-    one_order = not (runtime or blocking or trace) and table.num_devices <= MOST_DEVICES
-    out = over_population(population, pieces=lambda size: _pieces(table, size))(
-        (graph, table), plans
-    )
-    return ExecutionRun(*out)
+    static = not (runtime or blocking or trace)
+    one_order = static and set(plans) <= {"device", "priority"}
+    one_order = one_order and table.num_devices <= MOST_DEVICES
+
+    def pieces(each: Arrays) -> int:
+        if one_order and set(each) == {"device"}:
+            return 1
+        return _pieces(table, each)
+
+    return ExecutionRun(*over_population(population, pieces=pieces)((graph, table), plans))
 
 
-def _pieces(table: ExecutionTable, population: int) -> int:
+def _pieces(table: ExecutionTable, each: Arrays) -> int:
     """Into how many runs a population is cut.
 
     XLA's CPU compiler splits a look-up among threads when the array it looks into is large, which
@@ -103,10 +108,8 @@ def _pieces(table: ExecutionTable, population: int) -> int:
     """
     if jax.default_backend() != "cpu":
         return 1
-    entries = max(
-        table.num_ops + 1,
-        table.num_uses + 1,
-        (table.num_tensors + 1) * elsewhere(table.num_devices),
-    )
+    entries = max(table.num_ops + 1, (table.num_tensors + 1) * elsewhere(table.num_devices))
+    if "transfer_priority" in each:
+        entries = max(entries, table.num_ops + table.num_uses + 1)
     lanes = max(_LEAST_LANES, _LARGEST_BYTES // (4 * entries))
-    return -(-population // lanes)
+    return -(-jax.tree.leaves(each)[0].shape[0] // lanes)

@@ -89,7 +89,7 @@ def _starts(counts: Int[Array, " N"]) -> Int[Array, " N"]:
     return (jnp.cumsum(counts) - counts).astype(jnp.int32)
 
 
-def _bit(device: Int[Array, " P"]) -> Int[Array, " P"]:
+def _bit(device: Int[Array, " *P"]) -> Int[Array, " *P"]:
     return jnp.int32(1) << device
 
 

@@ -30,9 +30,7 @@ NAMES = (*searches(), "evosax:SNES", "evosax:SimpleGA")
 def test_conforms(name):
     problem = MemoryPlacement(chain(5), machine(), prefetch=1)
     search = make_search(name, OPTIONS.get(name), budget=4 * 8)
-    check_search(
-        search, problem, eager=name not in SLOW_EAGER, seeds_together=name not in NETWORKS
-    )
+    check_search(search, problem, eager=name not in SLOW_EAGER, seeds_together=name not in NETWORKS)
 
 
 @pytest.mark.parametrize("name", NAMES)

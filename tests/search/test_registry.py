@@ -102,7 +102,7 @@ def test_evosax_strategies_have_names():
     assert "strategy" not in search_options("evosax:SNES")
     with pytest.raises(SearchError, match=r"no strategy 'snes2'; did you mean .*SNES"):
         make_search("evosax:snes2")
-    with pytest.raises(SearchError, match="known: .*evosax:STRATEGY"):
+    with pytest.raises(SearchError, match=r"known: .*evosax:STRATEGY"):
         make_search("evosax")
 
 
