@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # Before JAX starts: the tests of devices need more than one.
@@ -32,3 +33,12 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def free_compiled():
+    """Drops compiled programs after each file: a process may hold only so many memory maps, and a
+    compiler that finds none left ends it."""
+    yield
+    jax.clear_caches()
+    gc.collect()

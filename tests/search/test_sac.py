@@ -156,7 +156,11 @@ def test_bootstrapping_adds_the_value_of_the_same_graph():
     """With a constant reward r, y = 5 (r + 2) + gamma V rises towards the discounted sum."""
     plain, _ = run(learning_rate=5e-3, reward=lambda x: jnp.zeros(200))
     more, _ = run(
-        SAC(learning_rate=5e-3, bootstrap=True, gamma=0.5, tau=0.2, alpha=0.0),
+        learning_rate=5e-3,
+        bootstrap=True,
+        gamma=0.5,
+        tau=0.2,
+        alpha=0.0,
         reward=lambda x: jnp.zeros(200),
     )
     levels = {name: jnp.zeros((1, PADDED), jnp.int32) for name, _ in CHOICES}
