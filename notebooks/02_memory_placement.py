@@ -151,8 +151,6 @@ sizes = [4, 8, 16, 24, 32, 40, 48]
 problems = [with_cache(mib) for mib in sizes]
 answers = [egx.exact(one, time_limit_s=SOLVER_S / 4) for one in problems]
 
-# %%
-
 
 @look()
 def sweep():

@@ -21,6 +21,8 @@ SCRIPTS = sorted((ROOT / "notebooks").glob("*.py"))
 
 def execute(script: Path, folder: Path, seconds: int = 600) -> nbformat.NotebookNode:
     """The notebook of a script with its outputs, run in `folder`."""
+    # A busy machine makes XLA complain of slow compiles, and the kernel would keep that as output.
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     notebook = jupytext.read(script)
     where = {"metadata": {"path": str(folder)}}
     client = NotebookClient(
