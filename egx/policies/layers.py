@@ -20,7 +20,6 @@ from egx.policies.context import Edges
 _Built = TypeVar("_Built")
 
 _SLOPE = 0.2
-_TINY = 1e-30
 _SPREAD = 40.0
 
 
@@ -116,7 +115,7 @@ def attend_along_edges(
         return jax.ops.segment_sum(message, edges.receivers, count, indices_are_sorted=True)
 
     mixed = total(weight[:, :, None] * values[edges.senders])
-    return mixed / jnp.maximum(total(weight), _TINY)[:, :, None]
+    return mixed / jnp.where(mask[:, None], total(weight), 1.0)[:, :, None]
 
 
 def attend_in_matrix(
@@ -139,7 +138,7 @@ def attend_in_matrix(
     above, below = sum_by_sign(source, target, above, below, adjacency)
     left = [jnp.exp(k * (source + top) - highest)[..., None] for k in (1.0, _SLOPE)]
     mixed = left[0] * above + left[1] * below
-    return mixed[..., :-1] / jnp.maximum(mixed[..., -1:], _TINY)
+    return mixed[..., :-1] / jnp.where(mask[:, None, None], mixed[..., -1:], 1.0)
 
 
 @jax.custom_vjp
@@ -181,7 +180,8 @@ def _bounded(target: Array, mask: Array) -> tuple[Array, Array]:
 
     Scores are taken relative to the highest that a node could see, LeakyReLU(s_i + max t), which
     costs no maximum over neighbours. The bound keeps each denominator, and its square in the
-    gradient, inside the range of float32, whatever the weights.
+    gradient, inside the range of float32, whatever the weights; an op is its own neighbour, so
+    that only padding has none.
     """
     top = jax.lax.stop_gradient(jnp.max(jnp.where(mask[:, None], target, -jnp.inf), axis=0))
     return jnp.where(mask[:, None], jnp.maximum(target, top - _SPREAD), top), top
