@@ -376,9 +376,12 @@ def as_in_code(**options: Any) -> EGRL:
     poolings, a bootstrapped target, the actor's largest probabilities before the critic, and a
     mutation probability of 0.85."""
     return EGRL(
-        evolution=Evolution(mutation=0.85),
-        sac=SAC(bootstrap=True, relaxation="largest"),
-        **{"depth": 3, **options},
+        **{
+            "evolution": Evolution(mutation=0.85),
+            "sac": SAC(bootstrap=True, relaxation="largest"),
+            "depth": 3,
+            **options,
+        }
     )
 
 

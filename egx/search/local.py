@@ -29,6 +29,7 @@ from egx.search.moves import (
 )
 
 SINGLES, PAIRS = 0, 1
+FEWEST_KICKED = 3.0
 
 
 class Place(eqx.Module):
@@ -59,7 +60,7 @@ class Local(AbstractSearch):
     runs the simulator once more for each of them.
 
     Args:
-        kick_rate: share of decisions drawn anew at a restart.
+        kick_rate: share of decisions drawn anew at a restart; three on average at least.
         rooms: share of pair moves that give one decision a value and take it from a few others;
             the rest exchange two.
         leaving: how many others lose the value, on average, beyond the first.
@@ -179,7 +180,9 @@ class Local(AbstractSearch):
         restart = exhausted & (place.kind == PAIRS)
         kind = jnp.where(improves | restart, SINGLES, jnp.where(exhausted, PAIRS, place.kind))
         order, below = _new_order(place.genome, key=order_key)
-        kicked = kick(place.genome, place.best_genes, key=kick_key, rate=self.kick_rate)
+        active = jnp.maximum(place.genome.active_count, 1).astype(jnp.float32)
+        rate = jnp.maximum(self.kick_rate, FEWEST_KICKED / active)
+        kicked = kick(place.genome, place.best_genes, key=kick_key, rate=rate)
         return eqx.tree_at(
             lambda p: (
                 p.genes, p.cost, p.feasible, p.kind, p.next_single, p.fruitless, p.restarts,
