@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 from egx.errors import SearchError
 from egx.search.annealing import Annealing
 from egx.search.base import AbstractSearch
+from egx.search.brkga import BRKGA, brkga_seeded
 from egx.search.egrl import EGRL, ea, pg
 from egx.search.egrl_plus import EGRLPlus
 from egx.search.evosax import EvosaxSearch, strategies
@@ -24,6 +25,8 @@ EVOSAX = "evosax:"
 # A class, or a function whose return annotation is the class.
 SEARCHES: dict[str, Callable[..., AbstractSearch]] = {
     "annealing": Annealing,
+    "brkga": BRKGA,
+    "brkga_seeded": brkga_seeded,
     "ea": ea,
     "egrl": EGRL,
     "egrl_plus": EGRLPlus,

@@ -1,0 +1,126 @@
+"""Beta distributions of random keys, drawn from by their quantiles.
+
+The same uniform numbers give keys of any of these distributions, so that two proposals are
+compared on common random numbers, and Beta(1, 1) costs nothing but the uniforms.
+
+Shapes: L entries of a decision, G keys an entry, W keys of a candidate, K knots of a quantile
+function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from egx.problems.base import AbstractProblem
+from egx.search.keys import Keys, flatten, gene_shapes
+
+MEANS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 0.97)
+FRACTIONS = (0.01, 0.03, 0.08, 0.18, 1 / 3, 0.5, 0.7, 0.9)
+"""The bins of a learned distribution: its mean m, and its variance as a fraction of m(1 - m)."""
+
+UNIFORM_MEAN, UNIFORM_FRACTION = MEANS.index(0.5), FRACTIONS.index(1 / 3)
+"""The bins that together are Beta(1, 1)."""
+
+_KNOTS = np.arange(-8.0, 8.5, 0.5, dtype=np.float32)
+_GRID = 128
+
+
+class Betas(eqx.Module):
+    """A Beta distribution for every key: `alpha` and `beta` as `Keys` [L, G], above 0."""
+
+    alpha: Keys
+    beta: Keys
+
+
+def uniform_betas(problem: AbstractProblem) -> Betas:
+    """Beta(1, 1) for every key."""
+    ones = {name: jnp.ones(shape, jnp.float32) for name, shape in gene_shapes(problem).items()}
+    return Betas(ones, ones)
+
+
+def betas_of_moments(mean: Mapping[str, Array], fraction: Mapping[str, Array]) -> Betas:
+    """From means in (0, 1), and variances as fractions in (0, 1) of mean (1 - mean)."""
+    strength = {name: 1.0 / value - 1.0 for name, value in fraction.items()}
+    return Betas(
+        {name: value * strength[name] for name, value in mean.items()},
+        {name: (1.0 - value) * strength[name] for name, value in mean.items()},
+    )
+
+
+def betas_of_bins(
+    mean: Mapping[str, Int[Array, "_L _G"]], fraction: Mapping[str, Int[Array, "_L _G"]]
+) -> Betas:
+    """From indices into `MEANS` and `FRACTIONS`."""
+    means, fractions = jnp.asarray(MEANS, jnp.float32), jnp.asarray(FRACTIONS, jnp.float32)
+    betas = betas_of_moments(
+        {name: means[index] for name, index in mean.items()},
+        {name: fractions[index] for name, index in fraction.items()},
+    )
+    plain = {
+        name: (mean[name] == UNIFORM_MEAN) & (fraction[name] == UNIFORM_FRACTION) for name in mean
+    }
+    # The uniform pair exactly, whatever the rounding of its fraction.
+    return Betas(
+        {name: jnp.where(plain[name], 1.0, value) for name, value in betas.alpha.items()},
+        {name: jnp.where(plain[name], 1.0, value) for name, value in betas.beta.items()},
+    )
+
+
+def quantile_knots(problem: AbstractProblem, betas: Betas) -> Float[Array, "W K"]:
+    """What `draw` needs of each key's distribution; made once, before many draws."""
+    alpha, beta = flatten(problem, betas.alpha), flatten(problem, betas.beta)
+    return jax.vmap(_knots)(alpha, beta)
+
+
+def draw(knots: Float[Array, "W K"], uniform: Float[Array, "... W"]) -> Float[Array, "... W"]:
+    """Keys at the quantiles `uniform` of their distributions.
+
+    Between knots the logit of a key is linear in the logit of its quantile. In the tails it is so
+    exactly, since there the distribution function is a power.
+    """
+    tiny = jnp.float32(2.0**-24)
+    inside = jnp.clip(uniform, tiny, 1.0 - tiny)
+    position = (jnp.log(inside) - jnp.log1p(-inside) - _KNOTS[0]) * 2.0
+    below = jnp.clip(jnp.floor(position), 0.0, len(_KNOTS) - 2.0)
+    gene = jnp.arange(knots.shape[0])
+    index = below.astype(jnp.int32)
+    low, high = knots[gene, index], knots[gene, index + 1]
+    drawn = jax.nn.sigmoid(low + (position - below) * (high - low))
+    # To the last bit the same as without a proposal.
+    plain = (knots[:, 0] == _KNOTS[0]) & (knots[:, -1] == _KNOTS[-1])
+    return jnp.where(plain, uniform, drawn)
+
+
+def _knots(alpha: Float[Array, ""], beta: Float[Array, ""]) -> Float[Array, " K"]:
+    """The logit of Beta's quantile at logit `_KNOTS`.
+
+    The density of a key's logit t, proportional to sigmoid(t)^alpha sigmoid(-t)^beta, is smooth
+    and falls as exp(alpha t) and exp(-beta t) at its ends, so that a sum over even steps is its
+    integral.
+    """
+    a = jnp.clip(alpha, 1e-3, 1e4)
+    b = jnp.clip(beta, 1e-3, 1e4)
+    mode, spread = jnp.log(a) - jnp.log(b), jnp.sqrt(1.0 / a + 1.0 / b)
+    left, right = mode - 4.5 * spread - 9.0 / a, mode + 4.5 * spread + 9.0 / b
+    # Half of the steps on each side of the mode, shorter near it, where the density bends: one
+    # side may be a hundred times as long as the other.
+    even = np.linspace(0.0, 1.0, _GRID // 2 + 1, dtype=np.float32)
+    share = jnp.asarray(even * even)
+    t = jnp.concatenate([mode + (left - mode) * share[::-1], mode + (right - mode) * share[1:]])
+
+    def log_density(t: Float[Array, "..."]) -> Float[Array, "..."]:
+        return a * jax.nn.log_sigmoid(t) + b * jax.nn.log_sigmoid(-t)
+
+    density = jnp.exp(log_density(t) - log_density(mode))
+    step = 0.5 * (density[1:] + density[:-1]) * (t[1:] - t[:-1])
+    lower = jnp.cumsum(jnp.append(density[0] / a, step))
+    upper = jnp.cumsum(jnp.append(density[-1] / b, step[::-1]))[::-1]
+    odds = jnp.log(lower) - jnp.log(upper)
+    level = jnp.asarray(_KNOTS)
+    return jnp.where((alpha == 1.0) & (beta == 1.0), level, jnp.interp(level, odds, t))
