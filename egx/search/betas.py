@@ -4,7 +4,7 @@ The same uniform numbers give keys of any of these distributions, so that two pr
 compared on common random numbers, and Beta(1, 1) costs nothing but the uniforms.
 
 Shapes: L entries of a decision, G keys an entry, W keys of a candidate, K knots of a quantile
-function.
+function; M mean and F fraction bins.
 """
 
 from __future__ import annotations
@@ -76,6 +76,16 @@ def quantile_knots(problem: AbstractProblem, betas: Betas) -> Float[Array, "W K"
     """What `draw` needs of each key's distribution; made once, before many draws."""
     alpha, beta = flatten(problem, betas.alpha), flatten(problem, betas.beta)
     return jax.vmap(_knots)(alpha, beta)
+
+
+def bin_knots() -> Float[Array, "M F K"]:
+    """The quantile functions of every pair of `MEANS` and `FRACTIONS`."""
+    mean, fraction = (
+        jnp.asarray(grid, jnp.int32)
+        for grid in np.meshgrid(np.arange(len(MEANS)), np.arange(len(FRACTIONS)), indexing="ij")
+    )
+    betas = betas_of_bins({"": mean}, {"": fraction})
+    return jax.vmap(jax.vmap(_knots))(betas.alpha[""], betas.beta[""])
 
 
 def draw(knots: Float[Array, "W K"], uniform: Float[Array, "... W"]) -> Float[Array, "... W"]:

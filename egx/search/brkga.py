@@ -29,6 +29,9 @@ EVERY = "all"
 
 Seeds = tuple[str | Decisions, ...]
 
+# Distributions of keys, or their quantile functions: `quantile_knots` of them, [W, K].
+Proposal = Betas | Array
+
 
 def _seeds(value: Any) -> Seeds:
     if isinstance(value, str):
@@ -175,7 +178,7 @@ class BRKGA(AbstractSearch):
         problem: AbstractProblem,
         *,
         key: PRNGKeyArray,
-        proposal: Betas | None = None,
+        proposal: Proposal | None = None,
         rho: Any = None,
     ) -> Population:
         """The first population; `proposal` and `rho` stand in for the searcher's own, for
@@ -183,7 +186,7 @@ class BRKGA(AbstractSearch):
         proposal = self.proposal if proposal is None else proposal
         rho = self.rho if rho is None else _rho(rho)
         keys = uniform_keys(problem, key=key, batch=self.population)
-        knots = None if proposal is None else quantile_knots(problem, proposal)
+        knots = quantile_knots(problem, proposal) if isinstance(proposal, Betas) else proposal
         if knots is not None:
             keys = draw(knots, keys)
         for row, plan in enumerate(seed_plans(problem, self.seeds), self._first):
@@ -296,22 +299,33 @@ def evolve(
     search: BRKGA,
     problem: AbstractProblem,
     *,
-    generations: int | Int[Array, ""],
+    budget: int | Int[Array, ""],
     key: PRNGKeyArray,
-    proposal: Betas | None = None,
+    proposal: Proposal | None = None,
     rho: Any = None,
 ) -> Incumbent:
-    """The best of some generations on the simulator, as one pure function to vmap and to train
-    with: `proposal` and `rho` are as in `BRKGA.begin`."""
+    """The best of exactly `budget` evaluations on the simulator, as one pure function to vmap and
+    to train with; `proposal` and `rho` are as in `BRKGA.begin`."""
     init_key, run_key = jax.random.split(key)
-    state = search.init(problem, key=init_key)
     inner = search.begin(problem, key=init_key, proposal=proposal, rho=rho)
-    state = State(inner, state.best, state.evaluations)
+    start = search.init(problem, key=init_key)
+    state = State(inner, start.best, start.evaluations)
+    budget, batch = jnp.asarray(budget, jnp.int32), search.batch_size
 
     def generation(index: Int[Array, ""], state: State) -> State:
-        tell_key = jax.random.fold_in(run_key, index)
-        candidates, state = search.ask(problem, state, key=tell_key)
+        key = jax.random.fold_in(run_key, index)
+        candidates, state = search.ask(problem, state, key=key)
         outcomes = jax.vmap(problem.evaluate)(candidates)
-        return search.tell(problem, state, candidates, outcomes, key=tell_key)[0]
+        counted = index * batch + jnp.arange(batch, dtype=jnp.int32) < budget
+        outcomes = eqx.tree_at(
+            lambda o: (o.cost, o.feasible),
+            outcomes,
+            (
+                jnp.where(counted, outcomes.cost, jnp.finfo(jnp.float32).max),
+                outcomes.feasible & counted,
+            ),
+        )
+        return search.tell(problem, state, candidates, outcomes, key=key)[0]
 
+    generations = (budget + batch - 1) // batch
     return search.incumbent(jax.lax.fori_loop(0, generations, generation, state))

@@ -27,6 +27,7 @@ from egx.errors import SearchError
 from egx.policies.base import AbstractPolicy
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
 from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
+from egx.search.brkga_strategy import brkga_strategy
 
 FULL_MATRIX = ("CMA_ES", "MA_ES", "SV_CMA_ES", "iAMaLGaM_Full", "xNES")
 MOST_FULL_MATRIX = 500
@@ -40,13 +41,14 @@ def _options(value: Mapping[str, Any] | Options) -> Options:
 
 @functools.lru_cache(maxsize=1)
 def strategies() -> dict[str, Any]:
-    """The strategies of evosax by name. Importing evosax starts a device: not before one is
-    wanted."""
-    return importlib.import_module("evosax.algorithms").algorithms
+    """The strategies of evosax by name, and BRKGA among them. Importing evosax starts a device:
+    not before one is wanted."""
+    return {**importlib.import_module("evosax.algorithms").algorithms, "BRKGA": brkga_strategy()}
 
 
 def _population_based() -> dict[str, Any]:
-    return importlib.import_module("evosax.algorithms.population_based").population_based_algorithms
+    module = importlib.import_module("evosax.algorithms.population_based")
+    return {**module.population_based_algorithms, "BRKGA": brkga_strategy()}
 
 
 @functools.lru_cache(maxsize=64)

@@ -17,6 +17,7 @@ from egx.search.egrl_plus import EGRLPlus
 from egx.search.evosax import EvosaxSearch, strategies
 from egx.search.gradient import GradientSearch
 from egx.search.greedy_dp import GreedyDP
+from egx.search.idrs import IDRS
 from egx.search.local import Local
 from egx.search.random import RandomSearch
 
@@ -32,6 +33,7 @@ SEARCHES: dict[str, Callable[..., AbstractSearch]] = {
     "egrl_plus": EGRLPlus,
     "gradient": GradientSearch,
     "greedy_dp": GreedyDP,
+    "idrs": IDRS,
     "local": Local,
     "pg": pg,
     "random": RandomSearch,
