@@ -88,10 +88,10 @@ class Graph(eqx.Module):
     def input_units(self) -> Int[Array, " N"]:
         """Units read by each op, once per use."""
         return jax.ops.segment_sum(
-            self._use_units(), self.use_consumer, self.num_ops, indices_are_sorted=True
+            self.use_units(), self.use_consumer, self.num_ops, indices_are_sorted=True
         )
 
-    def _use_units(self) -> Int[Array, " U"]:
+    def use_units(self) -> Int[Array, " U"]:
         """Units that each use reads; 0 for padding."""
         if self.num_tensors == 0:
             return jnp.zeros_like(self.use_tensor)
@@ -118,7 +118,7 @@ class Graph(eqx.Module):
             },
             edges={
                 "tensor": self.use_tensor,
-                "units": self._use_units(),
+                "units": self.use_units(),
                 "mask": self.use_mask,
             },
             senders=self.use_producer(),

@@ -2,5 +2,11 @@
 
 from egx.policies.base import AbstractPolicy
 from egx.policies.graph_unet import GraphUNetPolicy
+from egx.policies.regal_net import RegalPolicy
+from egx.policies.sequence_net import SequencePolicy
 
-POLICIES: dict[str, type[AbstractPolicy]] = {"graph_unet": GraphUNetPolicy}
+POLICIES: dict[str, type[AbstractPolicy]] = {
+    "graph_unet": GraphUNetPolicy,
+    "regal": RegalPolicy,
+    "gas": SequencePolicy,
+}

@@ -28,8 +28,9 @@ class AbstractPolicy(eqx.Module):
     """
 
     @abc.abstractmethod
-    def __call__(self, problem: AbstractProblem) -> Logits:
-        """The logits of each head, [N, choices]; rows of padding are 0."""
+    def __call__(self, problem: AbstractProblem) -> Any:
+        """What the network says of the decisions: `Logits` [N, choices] of each head, rows of
+        padding 0; a policy that says something else brings its own `decide`."""
 
     @abc.abstractmethod
     def config(self) -> dict[str, Any]:
@@ -50,7 +51,7 @@ class AbstractPolicy(eqx.Module):
 
     def decide(self, problem: AbstractProblem, *, key: PRNGKeyArray | None = None) -> Decisions:
         """Decisions for `problem`: the most likely ones, or with a key a sample."""
-        logits = self(problem)
+        logits: Logits = self(problem)
         levels = greedy(logits) if key is None else sample(logits, key=key)
         choices = {name: value.shape[-1] for name, value in logits.items()}
         return to_decisions(problem.heads, levels, choices)

@@ -17,15 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from egx.policies.proposal import FRACTIONS, MEANS, UNIFORM_FRACTION, UNIFORM_MEAN
 from egx.problems.base import AbstractProblem
 from egx.search.keys import Keys, flatten, gene_shapes
-
-MEANS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 0.97)
-FRACTIONS = (0.01, 0.03, 0.08, 0.18, 1 / 3, 0.5, 0.7, 0.9)
-"""The bins of a learned distribution: its mean m, and its variance as a fraction of m(1 - m)."""
-
-UNIFORM_MEAN, UNIFORM_FRACTION = MEANS.index(0.5), FRACTIONS.index(1 / 3)
-"""The bins that together are Beta(1, 1)."""
 
 _KNOTS = np.arange(-8.0, 8.5, 0.5, dtype=np.float32)
 _GRID = 128

@@ -20,6 +20,7 @@ from egx.search.greedy_dp import GreedyDP
 from egx.search.idrs import IDRS
 from egx.search.local import Local
 from egx.search.random import RandomSearch
+from egx.search.regal import Regal, gas
 
 EVOSAX = "evosax:"
 
@@ -31,12 +32,14 @@ SEARCHES: dict[str, Callable[..., AbstractSearch]] = {
     "ea": ea,
     "egrl": EGRL,
     "egrl_plus": EGRLPlus,
+    "gas": gas,
     "gradient": GradientSearch,
     "greedy_dp": GreedyDP,
     "idrs": IDRS,
     "local": Local,
     "pg": pg,
     "random": RandomSearch,
+    "regal": Regal,
 }
 
 

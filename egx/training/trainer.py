@@ -16,8 +16,9 @@ from egx.problems.base import AbstractProblem
 from egx.search.base import State
 from egx.search.registry import find_search
 from egx.training.generation import concrete
-from egx.training.loop import run_one, whole_number
+from egx.training.loop import MAX_BUDGET, run_one, whole_number
 from egx.training.progress import ProgressCallback
+from egx.training.regal_trainer import KINDS, train_proposals
 
 
 @runtime_checkable
@@ -32,25 +33,33 @@ def train(
     problems: AbstractProblem | Sequence[AbstractProblem],
     algorithm: str = "egrl",
     *,
-    budget: int = 4000,
+    budget: int | None = None,
     rounds: int | None = None,
+    steps: int | None = None,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
     policy: AbstractPolicy | None = None,
     progress: bool | ProgressCallback = False,
+    **more: Any,
 ) -> AbstractPolicy:
     """Trains a policy on one or several problems, for use on those and on others.
 
-    With several problems the searcher visits them in turn, each time going on from the policy so
-    far. Of all policies met on the way, the one whose greedy decisions have the highest mean
-    reward over all problems is returned; that choice counts no evaluations.
+    "regal" and "gas" train on all problems at once, by steps, each of runs of the genetic
+    algorithm; the policy that did best on held-out problems is returned. Other searchers visit
+    the problems in turn, each time going on from the policy so far; of all policies met on the
+    way, the one whose greedy decisions have the highest mean reward over all problems is returned.
+    Neither choice counts as evaluations.
 
     Args:
         problems: what to train on; their decisions must be of the same kinds.
-        algorithm: a searcher that trains a network: "egrl", "pg", ...
-        budget: evaluations per problem.
+        algorithm: "regal", "gas", or a searcher that trains a network: "egrl", "pg", ...
+        budget: evaluations per problem, 4000 by default; with steps, per run, 480 by default.
         rounds: visits to each problem, which share its budget; 1 for one problem, else 4.
-        seed, options, policy, progress: as in `optimize`.
+        steps: of "regal" and "gas", 1000 by default.
+        seed, options, policy, progress: as in `optimize`; with steps, the options are those of
+            `egx.training.regal_trainer.train_proposals`.
+        more: with steps, `validation`, `checkpoint_dir`, `checkpoint_every_s` and `resume` as
+            there.
 
     Raises:
         SearchError: for a searcher without a network, or an impossible argument.
@@ -58,6 +67,25 @@ def train(
     visited = [problems] if isinstance(problems, AbstractProblem) else list(problems)
     if not visited:
         raise SearchError("train needs at least one problem")
+    if algorithm in KINDS:
+        if rounds is not None:
+            raise SearchError(f"{algorithm} trains by steps: it takes no rounds")
+        given = dict(options or {}) | ({} if budget is None else {"budget": budget})
+        steps = 1000 if steps is None else steps
+        return train_proposals(
+            visited,
+            algorithm,
+            steps=steps,
+            seed=seed,
+            options=given,
+            policy=policy,
+            progress=progress,
+            **more,
+        ).policy
+    if steps is not None or more:
+        refused = "steps" if steps is not None else sorted(more)[0]
+        raise SearchError(f"{algorithm} does not train by steps: it takes no {refused}")
+    budget = whole_number("budget", 4000 if budget is None else budget, 1, MAX_BUDGET)
     rounds = whole_number("rounds", rounds or (1 if len(visited) == 1 else 4), 1, budget)
     best, best_reward = policy, -math.inf
     if policy is not None:
