@@ -7,10 +7,11 @@ from egx.comparison import Comparison
 from egx.graph.builder import GraphBuilder
 from egx.graph.graph import Graph, Model
 from egx.hardware.spec import Hardware
-from egx.loading import load
+from egx.loading import load, load_workload
 from egx.policies.loading import load_policy
 from egx.problems.execution import Execution
 from egx.problems.memory_placement import MemoryPlacement
+from egx.problems.workloads import execution_problem
 from egx.search.registry import searches
 from egx.training.result import Result
 from egx.training.trainer import train
@@ -28,9 +29,11 @@ __all__ = [
     "compare",
     "errors",
     "exact",
+    "execution_problem",
     "hardware",
     "load",
     "load_policy",
+    "load_workload",
     "optimize",
     "optimize_seeds",
     "searches",

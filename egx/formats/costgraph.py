@@ -344,10 +344,17 @@ def _lines(workload: Workload | Model, device: int) -> Iterator[str]:
     size = (np.asarray(graph.tensor_units, np.int64)[:tensors] * unit).tolist()
     weights = (np.asarray(graph.weight_units, np.int64)[:ops] * unit).tolist()
     final = set(np.asarray(graph.tensor_producer)[np.asarray(graph.tensor_is_output)].tolist())
+    needed = set(np.asarray(graph.use_tensor)[:uses].tolist())
+    needed |= set(np.flatnonzero(np.asarray(graph.tensor_is_output)[:tensors]).tolist())
     outputs: list[list[int]] = [[] for _ in range(ops)]
     port: dict[int, int] = {}
+    temporary: dict[int, int] = {}
+    # An op's last tensor, if nobody needs it, is what the op works in.
+    last = {op: t for t, op in enumerate(producer) if size[t]}
     for t, bytes in enumerate(size):
-        if bytes:
+        if bytes and t not in needed and last[producer[t]] == t:
+            temporary[producer[t]] = bytes
+        elif bytes:
             port[t] = len(outputs[producer[t]])
             outputs[producer[t]].append(bytes)
     reads: list[list[int]] = [[] for _ in range(ops)]
@@ -370,6 +377,7 @@ def _lines(workload: Workload | Model, device: int) -> Iterator[str]:
             if t not in port:
                 yield f"  control_input: {producer[t]}\n"
         yield "  is_final: true\n" if k in final else ""
+        yield _said("temporary_memory_size", temporary.get(k, 0))
         yield _said("persistent_memory_size", weights[k])
         yield _said("compute_cost", round(float(cost[k]))) + "}\n"
 
