@@ -27,7 +27,8 @@ from egx.search.keys import decode_flat, encode, flatten, gene_shapes, uniform_k
 
 EVERY = "all"
 
-Seeds = tuple[str | Decisions, ...]
+# Names of heuristics, or decisions.
+Seeds = tuple[Any, ...]
 
 # Distributions of keys, or their quantile functions: `quantile_knots` of them, [W, K].
 Proposal = Betas | Array
@@ -59,7 +60,7 @@ def breed(
     *,
     elites: int,
     mutants: int,
-    rho: Float[Array, "*W"],
+    rho: Float[Array, "..."],
     knots: Float[Array, "W K"] | None = None,
 ) -> Float[Array, "B W"]:
     """B - `mutants` children, then the mutants, from one uniform number in [0, 1) a key.
@@ -89,7 +90,7 @@ class Population(eqx.Module):
     cost: Float[Array, " P"]
     feasible: Bool[Array, " P"]
     next: Int[Array, ""]
-    rho: Float[Array, "*W"]
+    rho: Float[Array, "..."]
     knots: Float[Array, "W K"] | None
 
 

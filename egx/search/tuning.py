@@ -71,8 +71,8 @@ def tune(
     of one padded shape. `progress` is called with each setting when it is done.
 
     Raises:
-        SearchError: without problems, seeds or values, for a problem whose reference costs nothing, or
-            for sizes that do not fit together.
+        SearchError: without problems, seeds or values, for a problem whose reference costs
+            nothing, or for sizes that do not fit together.
     """
     if not all((problems, seeds, populations, elites, mutants, rhos)):
         raise SearchError("tune needs problems, seeds, and values of every parameter")
