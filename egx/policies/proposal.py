@@ -144,10 +144,10 @@ class AbstractProposalPolicy(AbstractPolicy):
         return last(jax.nn.relu(first(pooled)))[0]
 
     def decide(self, problem: AbstractProblem, *, key: PRNGKeyArray | None = None) -> Decisions:
-        """The plan of the expected keys, or with a key a plan drawn from sampled distributions."""
+        """The plan of the keys' means, or with a key a plan drawn from sampled distributions."""
         logits = self(problem)
         if key is None:
-            keys = expected_moments(logits).mean
+            keys = marginal_moments(logits).mean
         else:
             bins_key, draw_key = jax.random.split(key)
             keys = draw_keys(bin_moments(sample_bins(logits, key=bins_key)), key=draw_key)
@@ -204,12 +204,15 @@ def sample_bins(logits: ProposalLogits, *, key: PRNGKeyArray) -> ProposalBins:
     """A bin for each key, drawn independently."""
 
     def draw(part: BinLogits, first: int) -> Bins:
-        return {
-            name: jax.random.categorical(jax.random.fold_in(key, first + 2 * index), value).astype(
-                jnp.int32
+        drawn = {}
+        for index, (name, value) in enumerate(sorted(part.items())):
+            # One number a key, against the cumulative probabilities: random bits are what costs.
+            uniform = jax.random.uniform(
+                jax.random.fold_in(key, first + 2 * index), value.shape[:2]
             )
-            for index, (name, value) in enumerate(sorted(part.items()))
-        }
+            until = jnp.cumsum(jax.nn.softmax(value), -1)[..., :-1]
+            drawn[name] = jnp.sum(uniform[..., None] >= until, -1, dtype=jnp.int32)
+        return drawn
 
     return ProposalBins(draw(logits.mean, 0), draw(logits.fraction, 1))
 
@@ -229,16 +232,19 @@ def bin_moments(bins: ProposalBins) -> Moments:
     )
 
 
-def expected_moments(logits: ProposalLogits) -> Moments:
-    """The bins' mean under the policy: no longer one of the bins, and without noise."""
-
-    def expect(part: BinLogits, values: tuple[float, ...]) -> PerKey:
-        return {
-            name: jax.nn.softmax(value) @ jnp.asarray(values, jnp.float32)
-            for name, value in part.items()
-        }
-
-    return Moments(expect(logits.mean, MEANS), expect(logits.fraction, FRACTIONS))
+def marginal_moments(logits: ProposalLogits) -> Moments:
+    """The moments of a key over draws of its bins and then of the key: between the bins, and
+    without the noise of drawing them."""
+    means, fractions = jnp.asarray(MEANS, jnp.float32), jnp.asarray(FRACTIONS, jnp.float32)
+    mean, fraction = {}, {}
+    for name, logit in logits.mean.items():
+        p = jax.nn.softmax(logit)
+        middle = p @ means
+        within = (p @ (means * (1.0 - means))) * (jax.nn.softmax(logits.fraction[name]) @ fractions)
+        between = jnp.sum(p * (means - middle[..., None]) ** 2, -1)
+        mean[name] = middle
+        fraction[name] = (within + between) / (middle * (1.0 - middle))
+    return Moments(mean, fraction)
 
 
 def draw_keys(moments: Moments, *, key: PRNGKeyArray) -> PerKey:

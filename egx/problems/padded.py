@@ -44,15 +44,19 @@ def pad_problem(problem: _Problem, sizes: tuple[int, int, int]) -> _Problem:
     return type(problem)(pad_graph(graph, sizes), **arguments)
 
 
-def stack_problems(problems: Sequence[_Problem]) -> _Problem:
-    """One problem with a leading batch axis, for `vmap`, padded to their common buckets.
+def stack_problems(
+    problems: Sequence[_Problem], sizes: tuple[int, int, int] | None = None
+) -> _Problem:
+    """One problem with a leading batch axis, for `vmap`, padded to (ops, tensors, uses), by default
+    to their common buckets.
 
     Raises:
         ProblemError: if there are no problems, or they differ in more than numbers and sizes.
     """
     if not problems:
         raise ProblemError("stack_problems needs at least one problem, got none")
-    sizes = bucket_sizes(*(problem.graph for problem in problems))
+    if sizes is None:
+        sizes = bucket_sizes(*(problem.graph for problem in problems))
     padded = [pad_problem(problem, sizes) for problem in problems]
     structures: list[Any] = [jax.tree.structure(problem) for problem in padded]
     for index, structure in enumerate(structures):

@@ -82,8 +82,13 @@ def bin_knots() -> Float[Array, "M F K"]:
     return jax.vmap(jax.vmap(_knots))(betas.alpha[""], betas.beta[""])
 
 
-def draw(knots: Float[Array, "W K"], uniform: Float[Array, "... W"]) -> Float[Array, "... W"]:
-    """Keys at the quantiles `uniform` of their distributions.
+def draw(
+    knots: Float[Array, "R K"],
+    uniform: Float[Array, "... W"],
+    rows: Int[Array, " W"] | None = None,
+) -> Float[Array, "... W"]:
+    """Keys at the quantiles `uniform` of their distributions: a row of `knots` for each key, or
+    those of `rows`.
 
     Between knots the logit of a key is linear in the logit of its quantile. In the tails it is so
     exactly, since there the distribution function is a power.
@@ -92,13 +97,13 @@ def draw(knots: Float[Array, "W K"], uniform: Float[Array, "... W"]) -> Float[Ar
     inside = jnp.clip(uniform, tiny, 1.0 - tiny)
     position = (jnp.log(inside) - jnp.log1p(-inside) - _KNOTS[0]) * 2.0
     below = jnp.clip(jnp.floor(position), 0.0, len(_KNOTS) - 2.0)
-    gene = jnp.arange(knots.shape[0])
+    gene = jnp.arange(knots.shape[0]) if rows is None else rows
     index = below.astype(jnp.int32)
     low, high = knots[gene, index], knots[gene, index + 1]
     drawn = jax.nn.sigmoid(low + (position - below) * (high - low))
     # To the last bit the same as without a proposal.
     plain = (knots[:, 0] == _KNOTS[0]) & (knots[:, -1] == _KNOTS[-1])
-    return jnp.where(plain, uniform, drawn)
+    return jnp.where(plain[gene], uniform, drawn)
 
 
 def _knots(alpha: Float[Array, ""], beta: Float[Array, ""]) -> Float[Array, " K"]:

@@ -126,6 +126,9 @@ class EGRL(AbstractSearch):
     def check(self, problem: AbstractProblem) -> None:
         choices = head_choices(problem, self.real_levels)
         if self.policy is not None:
+            if not isinstance(self.policy, GraphUNetPolicy):
+                kind = type(self.policy).__name__
+                raise SearchError(f"egrl starts from a GraphUNetPolicy, got a {kind}")
             check_choices("starting", self.policy.choices, choices)
 
     def new_policy(self, problem: AbstractProblem, *, key: PRNGKeyArray) -> GraphUNetPolicy:

@@ -17,17 +17,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 import egx.policies
 from egx.errors import SearchError
 from egx.policies.loading import load_policy
 from egx.policies.proposal import (
+    FRACTIONS,
     AbstractProposalPolicy,
     ProposalBins,
     ProposalLogits,
-    expected_moments,
     likeliest_bins,
+    marginal_moments,
     sample_bins,
 )
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
@@ -37,7 +38,7 @@ from egx.search.betas import betas_of_moments, bin_knots, quantile_knots
 from egx.search.brkga import BRKGA, Population
 from egx.search.keys import flatten
 
-ACTIONS = ("sample", "mode", "mean")
+ACTIONS = ("sample", "mode", "marginal")
 PRETRAINED = Path(egx.policies.__file__).parent / "pretrained"
 
 
@@ -51,7 +52,8 @@ class Regal(AbstractSearch):
         policy: what `egx.train(problems, "regal")` gave; None is the policy that comes with egx
             for the problem's decisions and objective.
         action: "sample" draws the bins of each key's distribution, as in training; "mode" takes
-            the likeliest; "mean" takes the moments between bins that the policy expects.
+            the likeliest; "marginal" takes distributions with the moments that keys have over all
+            draws of their bins.
         kind: which of the policies that come with egx: "regal" or "gas".
     """
 
@@ -114,8 +116,8 @@ def proposal_knots(
     problem: AbstractProblem, logits: ProposalLogits, action: str, *, key: PRNGKeyArray
 ) -> Float[Array, "W K"]:
     """The quantile functions that a policy chooses for a problem's keys."""
-    if action == "mean":
-        moments = expected_moments(logits)
+    if action == "marginal":
+        moments = marginal_moments(logits)
         return quantile_knots(problem, betas_of_moments(moments.mean, moments.fraction))
     bins = likeliest_bins(logits) if action == "mode" else sample_bins(logits, key=key)
     return knots_of_bins(problem, bins, bin_knots())
@@ -125,11 +127,16 @@ def knots_of_bins(
     problem: AbstractProblem, bins: ProposalBins, knots: Float[Array, "M F K"]
 ) -> Float[Array, "W K"]:
     """The quantile functions of chosen bins, looked up in `bin_knots()`."""
-    pairs = {
-        name: (mean * knots.shape[1] + bins.fraction[name]).astype(jnp.float32)
+    return knots.reshape(-1, knots.shape[-1])[rows_of_bins(problem, bins)]
+
+
+def rows_of_bins(problem: AbstractProblem, bins: ProposalBins) -> Int[Array, " W"]:
+    """The rows of chosen bins in `bin_knots()`, one for each pair of a mean and a variance."""
+    rows = {
+        name: (mean * len(FRACTIONS) + bins.fraction[name]).astype(jnp.float32)
         for name, mean in bins.mean.items()
     }
-    return knots.reshape(-1, knots.shape[-1])[flatten(problem, pairs).astype(jnp.int32)]
+    return flatten(problem, rows).astype(jnp.int32)
 
 
 def shipped_policy(problem: AbstractProblem, kind: str = "regal") -> AbstractProposalPolicy:

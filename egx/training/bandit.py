@@ -5,7 +5,8 @@ Paliwal et al., "Reinforced Genetic Algorithm Learning for Optimizing Computatio
 and the reward is the negative cost that the genetic algorithm reaches with them, relative to what
 it reaches by itself; both see the same random numbers.
 
-Shapes: G problems, B problems of a step, K actions a problem, R random seeds a problem.
+Shapes: G problems, B of them at once, K actions or runs a problem, R plain runs a problem, W keys
+of a candidate, Q knots of a quantile function.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from egx.errors import SearchError
 from egx.policies.proposal import (
+    FRACTIONS,
+    MEANS,
+    UNIFORM_FRACTION,
+    UNIFORM_MEAN,
     AbstractProposalPolicy,
     ProposalBins,
     log_probability,
@@ -28,9 +33,10 @@ from egx.policies.proposal import (
 )
 from egx.problems.base import AbstractProblem
 from egx.search.base import Scalar, scalar
-from egx.search.betas import bin_knots
-from egx.search.brkga import BRKGA, evolve
-from egx.search.regal import knots_of_bins, proposal_knots
+from egx.search.betas import bin_knots, draw
+from egx.search.brkga import BRKGA, evolve, rank
+from egx.search.keys import decode_flat, gene_shapes, uniform_keys
+from egx.search.regal import proposal_knots, rows_of_bins
 
 BASELINES = ("learned", "others")
 Moments = Any
@@ -53,6 +59,12 @@ class Bandit(eqx.Module):
         baseline: what an action's reward is compared with: "learned", what the network expects,
             as in the paper; or "others", the mean reward of the step's other actions on the same
             problem.
+        warm_steps: steps at the start that value single candidates in place of runs: each action
+            is one candidate drawn from its distributions, and is rewarded when it is among the
+            best of its problem. Not in the paper: a run tells one number of thousands of choices
+            for the price of hundreds of candidates, each of which tells one too.
+        warm_actions: candidates a problem in such a step.
+        warm_share: the share of them that is rewarded.
     """
 
     brkga: BRKGA = eqx.field(default_factory=BRKGA)
@@ -60,11 +72,14 @@ class Bandit(eqx.Module):
     value_weight: Scalar = eqx.field(converter=scalar, default=0.5)
     entropy_bonus: Scalar = eqx.field(converter=scalar, default=0.0)
     worst_ratio: Scalar = eqx.field(converter=scalar, default=2.0)
+    warm_share: Scalar = eqx.field(converter=scalar, default=0.1)
     budget: int = eqx.field(static=True, default=480)
     problems: int = eqx.field(static=True, default=8)
     actions: int = eqx.field(static=True, default=8)
-    seeds: int = eqx.field(static=True, default=4)
+    seeds: int = eqx.field(static=True, default=8)
     baseline: str = eqx.field(static=True, default="learned")
+    warm_steps: int = eqx.field(static=True, default=0)
+    warm_actions: int = eqx.field(static=True, default=256)
 
     def __check_init__(self) -> None:
         for name in ("budget", "problems", "actions", "seeds"):
@@ -83,9 +98,13 @@ def bandit_loss(
     value: Float[Array, " B"],
     entropy: Float[Array, " B"],
     bandit: Bandit,
+    gain: Float[Array, "B K"] | None = None,
 ) -> Float[Array, ""]:
-    """REINFORCE's loss, whose gradient is an unbiased estimate of the mean reward's (negative)."""
-    if bandit.baseline == "others":
+    """REINFORCE's loss, whose gradient is an unbiased estimate of the mean reward's (negative);
+    `gain`, if it is given, stands for reward minus baseline."""
+    if gain is not None:
+        advantage = gain
+    elif bandit.baseline == "others":
         count = reward.shape[1]
         # Reward minus the mean of the others' is this much of reward minus the mean of all.
         advantage = (reward - jnp.mean(reward, 1, keepdims=True)) * (count / (count - 1))
@@ -94,11 +113,6 @@ def bandit_loss(
     policy = -jnp.mean(advantage * log_p)
     error = jnp.mean((value[:, None] - reward) ** 2)
     return policy + bandit.value_weight * error - bandit.entropy_bonus * jnp.mean(entropy)
-
-
-def run_key(key: PRNGKeyArray, problem: Int[Array, ""], seed: Int[Array, ""]) -> PRNGKeyArray:
-    """The key of a run of the genetic algorithm on one problem, plain or with a policy."""
-    return jax.random.fold_in(jax.random.fold_in(key, problem), seed)
 
 
 def adam(bandit: Bandit) -> optax.GradientTransformation:
@@ -111,49 +125,102 @@ def take_problems(problems: AbstractProblem, index: Int[Array, " B"]) -> Abstrac
 
 
 @eqx.filter_jit
-def plain_costs(
+def run_costs(
     brkga: BRKGA,
     problems: AbstractProblem,
-    key: PRNGKeyArray,
-    index: Array,
-    seeds: int,
-    budget: Any,
-) -> Float[Array, "B R"]:
-    """What the genetic algorithm reaches by itself on the problems `index` of a stack."""
+    index: Int[Array, " B"],
+    keys: Key[Array, "B K"],
+    knots: Float[Array, "B K W Q"],
+    budget: Int[Array, ""],
+) -> Float[Array, "B K"]:
+    """What K runs of the genetic algorithm reach on each of the problems `index` of a stack.
 
-    def single(problem: AbstractProblem, number: Array) -> Array:
-        def run(seed: Array) -> Array:
-            return evolve(brkga, problem, budget=budget, key=run_key(key, number, seed)).cost
+    This is what takes long to compile and to run; plain runs, training and validation share it.
+    """
 
-        return jax.vmap(run)(jnp.arange(seeds))
+    def single(problem: AbstractProblem, keys: Array, knots: Array) -> Array:
+        def run(key: PRNGKeyArray, knots: Array) -> Array:
+            return evolve(brkga, problem, budget=budget, key=key, proposal=knots).cost
 
-    return jax.vmap(single)(take_problems(problems, index), index)
+        return jax.vmap(run)(keys, knots)
+
+    return jax.vmap(single)(take_problems(problems, index), keys, knots)
 
 
 @eqx.filter_jit
-def policy_costs(
+def run_keys(
+    key: PRNGKeyArray, index: Int[Array, " B"], seeds: Int[Array, "B K"]
+) -> Key[Array, "B K"]:
+    """The keys of runs: one for each problem and seed, plain or with a policy."""
+
+    def single(number: Array, seeds: Array) -> Array:
+        return jax.vmap(lambda s: jax.random.fold_in(jax.random.fold_in(key, number), s))(seeds)
+
+    return jax.vmap(single)(index, seeds)
+
+
+@eqx.filter_jit
+def plain_knots(problems: AbstractProblem, shape: tuple[int, int]) -> Float[Array, "B K W Q"]:
+    """Proposals that leave the genetic algorithm as it is."""
+    one = bin_knots()[UNIFORM_MEAN, UNIFORM_FRACTION]
+    keys = sum(
+        length * count
+        for length, count in gene_shapes(jax.tree.map(lambda x: x[0], problems)).values()
+    )
+    return jnp.broadcast_to(one, (*shape, keys, len(one)))
+
+
+@eqx.filter_jit
+def act(
     policy: AbstractProposalPolicy,
-    brkga: BRKGA,
     problems: AbstractProblem,
-    key: PRNGKeyArray,
-    index: Array,
-    seeds: int,
-    budget: Any,
+    index: Int[Array, " B"],
+    keys: Key[Array, "B K"],
     action: str,
-) -> Float[Array, "B R"]:
-    """The same with a policy's proposals; an action is drawn for each seed."""
+) -> tuple[ProposalBins, Float[Array, "B K W Q"]]:
+    """K sampled actions on each problem, and the proposals that `action` makes of the policy:
+    those of the actions ("sample"), or the same for all."""
 
-    def single(problem: AbstractProblem, number: Array) -> Array:
+    def single(problem: AbstractProblem, keys: Array) -> tuple[ProposalBins, Array]:
         logits = policy(problem)
+        return (
+            jax.vmap(lambda key: sample_bins(logits, key=key))(keys),
+            jax.vmap(lambda key: proposal_knots(problem, logits, action, key=key))(keys),
+        )
 
-        def run(seed: Array) -> Array:
-            one = run_key(key, number, seed)
-            drawn = proposal_knots(problem, logits, action, key=jax.random.fold_in(one, 1))
-            return evolve(brkga, problem, budget=budget, key=one, proposal=drawn).cost
+    return jax.vmap(single)(take_problems(problems, index), keys)
 
-        return jax.vmap(run)(jnp.arange(seeds))
 
-    return jax.vmap(single)(take_problems(problems, index), index)
+@eqx.filter_jit
+def try_candidates(
+    policy: AbstractProposalPolicy,
+    problems: AbstractProblem,
+    index: Int[Array, " B"],
+    keys: Key[Array, "B K"],
+    share: Float[Array, ""],
+) -> tuple[ProposalBins, Float[Array, "B K"], Float[Array, "B K"]]:
+    """K sampled actions, the cost of one candidate drawn from each, and the gains of the actions:
+    equal for the best share of a problem's candidates, equal for the others, and 0 on average."""
+    knots = bin_knots().reshape(len(MEANS) * len(FRACTIONS), -1)
+
+    def single(problem: AbstractProblem, keys: Array) -> tuple[ProposalBins, Array, Array]:
+        logits, count = policy(problem), keys.shape[0]
+
+        def candidate(key: PRNGKeyArray) -> tuple[ProposalBins, Array, Array]:
+            bins_key, draw_key = jax.random.split(key)
+            bins = sample_bins(logits, key=bins_key)
+            uniform = uniform_keys(problem, key=draw_key, batch=1)[0]
+            drawn = draw(knots, uniform, rows_of_bins(problem, bins))
+            outcome = problem.evaluate(decode_flat(problem, drawn))
+            return bins, outcome.cost, outcome.feasible
+
+        bins, cost, feasible = jax.vmap(candidate)(keys)
+        best = jnp.maximum(jnp.round(share * count), 1.0)
+        place = jnp.zeros(count, jnp.float32)
+        place = place.at[rank(cost, feasible)].set(jnp.arange(count, dtype=jnp.float32))
+        return bins, cost, (place < best).astype(jnp.float32) * count / best - 1.0
+
+    return jax.vmap(single)(take_problems(problems, index), keys)
 
 
 def relative(cost: Float[Array, "B K"], plain: Float[Array, "B R"]) -> Float[Array, "B K"]:
@@ -174,46 +241,18 @@ def new_learner(policy: AbstractProposalPolicy, bandit: Bandit) -> Learner:
     return Learner(policy, adam(bandit).init(eqx.filter(policy, eqx.is_array)))
 
 
-def rollout(
-    bandit: Bandit,
-    policy: AbstractProposalPolicy,
-    problem: AbstractProblem,
-    key: PRNGKeyArray,
-    action_keys: Key[Array, " K"],
-) -> tuple[ProposalBins, Float[Array, " K"]]:
-    """K actions and the cost that each reaches, all on the same random numbers."""
-    logits, knots = policy(problem), bin_knots()
-
-    def run(action_key: PRNGKeyArray) -> tuple[ProposalBins, Array]:
-        bins = sample_bins(logits, key=action_key)
-        drawn = knots_of_bins(problem, bins, knots)
-        found = evolve(bandit.brkga, problem, budget=bandit.budget, key=key, proposal=drawn)
-        return bins, found.cost
-
-    return jax.vmap(run)(action_keys)
-
-
 @eqx.filter_jit
-def bandit_step(
+def learn(
     bandit: Bandit,
     learner: Learner,
     problems: AbstractProblem,
-    plain: Float[Array, "G R"],
     index: Int[Array, " B"],
-    key: PRNGKeyArray,
-    step: Int[Array, ""],
+    bins: ProposalBins,
+    reward: Float[Array, "B K"],
+    gain: Float[Array, "B K"] | None = None,
 ) -> tuple[Learner, dict[str, Array]]:
-    """One step of Adam on the problems `index`; the random numbers follow from key and step."""
-    step_key = jax.random.fold_in(jax.random.fold_in(key, 0x5EED), step)
-    seed_key, action_key = jax.random.split(step_key)
-    batch, denominators = take_problems(problems, index), plain[index]
-    seeds = jax.random.randint(seed_key, index.shape, 0, bandit.seeds, jnp.int32)
-    run_keys = jax.vmap(lambda number, seed: run_key(key, number, seed))(index, seeds)
-    action_keys = jax.random.split(action_key, (index.shape[0], bandit.actions))
-    bins, cost = jax.vmap(lambda *x: rollout(bandit, learner.policy, *x))(
-        batch, run_keys, action_keys
-    )
-    reward = -jnp.minimum(relative(cost, denominators), bandit.worst_ratio)
+    """One step of Adam, and what to watch; `gain` is as in `bandit_loss`."""
+    batch = take_problems(problems, index)
 
     def loss(policy: AbstractProposalPolicy) -> tuple[Array, Any]:
         def single(problem: AbstractProblem, bins: ProposalBins) -> tuple[Array, Array, Array]:
@@ -222,12 +261,11 @@ def bandit_step(
             return log_p, value, mean_entropy(logits, problem)
 
         log_p, value, entropy = jax.vmap(single)(batch, bins)
-        return bandit_loss(log_p, reward, value, entropy, bandit), (value, entropy)
+        return bandit_loss(log_p, reward, value, entropy, bandit, gain), (value, entropy)
 
     gradient, (value, entropy) = eqx.filter_grad(loss, has_aux=True)(learner.policy)
     with jax.numpy_dtype_promotion("standard"):
         updates, moments = adam(bandit).update(gradient, learner.moments)
-    after = Learner(eqx.apply_updates(learner.policy, updates), moments)
     metrics = {
         "reward": jnp.mean(reward),
         "reward_spread": jnp.mean(jnp.std(reward, 1)),
@@ -235,4 +273,34 @@ def bandit_step(
         "entropy": jnp.mean(entropy),
         "gradient": optax.global_norm(gradient),
     }
-    return after, metrics
+    return Learner(eqx.apply_updates(learner.policy, updates), moments), metrics
+
+
+def bandit_step(
+    bandit: Bandit,
+    learner: Learner,
+    problems: AbstractProblem,
+    plain: Float[Array, "G R"],
+    index: Int[Array, " B"],
+    key: PRNGKeyArray,
+    step: int,
+) -> tuple[Learner, dict[str, Array]]:
+    """One step on the problems `index`; what is random follows from key and step."""
+    step_key = jax.random.fold_in(jax.random.fold_in(key, 0x5EED), step)
+    seed_key, action_key = jax.random.split(step_key)
+    shape = (len(index), bandit.actions)
+    policy, gain = learner.policy, None
+    if step < bandit.warm_steps:
+        keys = jax.random.split(action_key, (len(index), bandit.warm_actions))
+        share = jnp.asarray(bandit.warm_share)
+        bins, cost, gain = try_candidates(policy, problems, index, keys, share)
+    else:
+        keys = jax.random.split(action_key, shape)
+        bins, knots = act(policy, problems, index, keys, "sample")
+        # One seed a problem: its actions meet the same random numbers.
+        seeds = jax.random.randint(seed_key, (len(index), 1), 0, bandit.seeds, jnp.int32)
+        runs = run_keys(key, index, jnp.broadcast_to(seeds, shape))
+        budget = jnp.asarray(bandit.budget, jnp.int32)
+        cost = run_costs(bandit.brkga, problems, index, runs, knots, budget)
+    reward = -jnp.minimum(relative(cost, plain[index]), bandit.worst_ratio)
+    return learn(bandit, learner, problems, index, bins, reward, gain)

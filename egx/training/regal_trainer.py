@@ -22,6 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from egx.errors import CheckpointError, SearchError
+from egx.graph.graph import Graph
+from egx.graph.padding import bucket_sizes
 from egx.policies.base import AbstractPolicy
 from egx.policies.proposal import AbstractProposalPolicy, Genes, problem_genes
 from egx.policies.regal_net import RegalPolicy
@@ -32,11 +34,13 @@ from egx.search.brkga import BRKGA
 from egx.training.bandit import (
     Bandit,
     Learner,
+    act,
     bandit_step,
     new_learner,
-    plain_costs,
-    policy_costs,
+    plain_knots,
     relative,
+    run_costs,
+    run_keys,
 )
 from egx.training.checkpoint import Folder, from_arrays, to_arrays
 from egx.training.generation import concrete
@@ -49,7 +53,6 @@ KINDS: dict[str, Callable[..., AbstractProposalPolicy]] = {
     "regal": RegalPolicy,
     "gas": SequencePolicy,
 }
-_AT_ONCE = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Validation:
 
     every: int = 50
     budget: int = 1920
-    seeds: int = 2
+    seeds: int = 8
     action: str = "sample"
 
 
@@ -211,6 +214,12 @@ def _digest(problems: Sequence[AbstractProblem]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _common_sizes(graphs: Sequence[Graph]) -> tuple[int, int, int]:
+    """The sizes that all graphs have, or else the smallest buckets that hold them."""
+    held = {(graph.num_ops, graph.num_tensors, graph.num_uses) for graph in graphs}
+    return held.pop() if len(held) == 1 else bucket_sizes(*graphs)
+
+
 class _Run(eqx.Module):
     """What evolves, and what was computed once: a checkpoint holds all of it."""
 
@@ -235,7 +244,12 @@ class _Session:
         key: jax.Array,
     ):
         self.kind, self.bandit, self.judge, self.steps = kind, bandit, judge, steps
-        self.problems, self.held_out = stack_problems(problems), stack_problems(held_out)
+        # All of one size: what runs them is compiled once.
+        sizes = _common_sizes([problem.graph for problem in (*problems, *held_out)])
+        self.problems, self.held_out = (
+            stack_problems(problems, sizes),
+            stack_problems(held_out, sizes),
+        )
         self.count, self.held_out_count = len(problems), len(held_out)
         self.key, self.judge_key = key, jax.random.fold_in(key, 0xCAFE)
         self.began = time.perf_counter()
@@ -276,55 +290,48 @@ class _Session:
 
     def _begin(self, policy: AbstractProposalPolicy) -> _Run:
         run = self._template(policy)
-        brkga, seeds = self.bandit.brkga, self.bandit.seeds
-        plain = self._all(
-            self.count,
-            lambda i: plain_costs(
-                brkga, self.problems, self.key, i, seeds, jnp.asarray(self.bandit.budget, jnp.int32)
-            ),
-        )
-        held_out = self._all(
-            self.held_out_count,
-            lambda i: plain_costs(
-                brkga, self.held_out, self.judge_key, i, self.judge.seeds, self._judge_budget
-            ),
-        )
-        run = eqx.tree_at(lambda r: (r.plain, r.held_out_plain), run, (plain, held_out))
-        return _replace(run, policy, self._score(policy, held_out))
+        brkga, budget = self.bandit.brkga, self.bandit.budget
+        train = self._costs(brkga, self.problems, self.key, self.bandit.seeds, budget, None)
+        judge = self._judge(None)
+        run = eqx.tree_at(lambda r: (r.plain, r.held_out_plain), run, (train, judge))
+        return _replace(run, policy, self._score(policy, judge))
 
-    @property
-    def _judge_budget(self) -> jax.Array:
-        return jnp.asarray(self.judge.budget, jnp.int32)
-
-    def _all(self, count: int, costs: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """`costs` of all problems, some at once; the last piece reaches back to be as long."""
-        size = min(_AT_ONCE, count)
-        starts = [min(start, count - size) for start in range(0, count, size)]
-        rows = np.zeros((count, 0), np.float32)
-        for start in starts:
-            part = np.asarray(costs(jnp.arange(start, start + size, dtype=jnp.int32)))
-            if rows.shape[1] == 0:
-                rows = np.zeros((count, part.shape[1]), np.float32)
-            rows[start : start + size] = part
-        return jnp.asarray(rows)
+    def _judge(self, policy: AbstractProposalPolicy | None) -> jax.Array:
+        judge, brkga = self.judge, self.bandit.brkga
+        return self._costs(brkga, self.held_out, self.judge_key, judge.seeds, judge.budget, policy)
 
     def _score(self, policy: AbstractProposalPolicy, plain: jax.Array) -> float:
-        judge, brkga = self.judge, self.bandit.brkga
-        costs = self._all(
-            self.held_out_count,
-            lambda i: policy_costs(
-                policy,
-                brkga,
-                self.held_out,
-                self.judge_key,
-                i,
-                judge.seeds,
-                self._judge_budget,
-                judge.action,
-            ),
-        )
-        ratio = np.minimum(np.asarray(relative(costs, plain)), float(self.bandit.worst_ratio))
-        return float(np.mean(ratio, dtype=np.float64))
+        ratio = np.asarray(relative(self._judge(policy), plain))
+        return float(np.mean(np.minimum(ratio, float(self.bandit.worst_ratio)), dtype=np.float64))
+
+    def _costs(
+        self,
+        brkga: BRKGA,
+        problems: AbstractProblem,
+        key: jax.Array,
+        seeds: int,
+        budget: int,
+        policy: AbstractProposalPolicy | None,
+    ) -> jax.Array:
+        """What runs with a policy, or plain ones, reach on all problems, [G, R]. Some problems at
+        once; the last piece reaches back to be as long."""
+        count = jax.tree.leaves(problems)[0].shape[0]
+        size = min(self.bandit.problems, count)
+        rows = np.zeros((count, seeds), np.float32)
+        for start in [min(start, count - size) for start in range(0, count, size)]:
+            index = jnp.arange(start, start + size, dtype=jnp.int32)
+            numbers = np.broadcast_to(np.arange(seeds, dtype=np.int32), (size, seeds))
+            keys = run_keys(key, index, jnp.asarray(numbers))
+            if policy is None:
+                knots = plain_knots(problems, (size, seeds))
+            else:
+                # Not the runs' own numbers: an action must not know what it will meet.
+                draws = run_keys(jax.random.fold_in(key, 0xAC7), index, jnp.asarray(numbers))
+                knots = act(policy, problems, index, draws, self.judge.action)[1]
+            limit = jnp.asarray(budget, jnp.int32)
+            part = run_costs(brkga, problems, index, keys, knots, limit)
+            rows[start : start + size] = np.asarray(part)
+        return jnp.asarray(rows)
 
     def _step(self, run: _Run, number: int) -> tuple[_Run, dict[str, float]]:
         index = self._choose(number)
@@ -335,7 +342,7 @@ class _Session:
             run.plain,
             index,
             self.key,
-            jnp.asarray(number, jnp.int32),
+            number,
         )
         run = eqx.tree_at(lambda r: r.learner, run, learner)
         return run, {name: float(value) for name, value in metrics.items()}
