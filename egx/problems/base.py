@@ -90,8 +90,9 @@ class AbstractProblem(eqx.Module):
         """A cost that no decisions undercut, cheap and proven; None where none is known."""
         return None
 
-    def heuristics(self) -> dict[str, Decisions]:
-        """Plans that are known before any search, by name; "reference" among them."""
+    def heuristics(self) -> Mapping[str, Decisions]:
+        """Plans that are known before any search, by name; "reference" among them. Listing the
+        names must cost nothing, for a plan may be made when it is looked at."""
         return {"reference": self.reference}
 
     @property

@@ -7,10 +7,11 @@ Compilers", NeurIPS 2020 (arXiv 2010.12438), with an analytical machine or measu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -29,8 +30,11 @@ from egx.problems.base import (
     check_decisions,
     squared_speedup_reward,
 )
+from egx.problems.execution_plans.heuristics import HeuristicPlans, plan_options
 from egx.simulate.execution import ExecutionRun, execute
+from egx.simulate.execution_bound import makespan_bound, peak_bound
 from egx.simulate.execution_table import ExecutionTable, execution_table
+from egx.simulate.host_case import HostCase, case_arrays, host_case
 from egx.simulate.timeline import Timeline, timeline
 
 DECISIONS = ("fusion", "device", "priority", "transfer_priority")
@@ -177,6 +181,43 @@ class Execution(AbstractProblem):
             peak_units=run.peak_units,
             unit_bytes=self.graph.unit_bytes,
         )
+
+    def heuristics(self) -> Mapping[str, Decisions]:
+        """Plans that need no search, each made on the host when it is looked at: "heft" (list
+        scheduling by critical path), "memory_greedy" (one device, always the op that frees most),
+        "memory_spread" (the same order, spread by least peak) and "expert" (blocks of layers).
+
+        Under `jit` and `vmap` a look becomes a callback to the host, once a problem of a batch.
+        """
+        ops, uses = self.graph.num_ops, self.graph.num_uses
+        shapes = {
+            name: jax.ShapeDtypeStruct(
+                (self.length(head),), jnp.float32 if head.choices == "real" else jnp.int32
+            )
+            for name, head in self.heads.items()
+        }
+        options = plan_options(
+            self.decide,
+            ops=ops,
+            uses=uses,
+            blocking=self.transfers == "blocking",
+            by_bytes=self.objective == "peak_memory",
+        )
+        arrays = case_arrays(self.graph, self.table, self.capacity_units)
+        return HeuristicPlans(self.reference, arrays, shapes, options)
+
+    def lower_bound(self) -> float:
+        """Seconds, or bytes, that no plan undercuts whose undecided decisions say nothing of
+        fusion; cheap and proven, also beside the simulator's rounding. On the host."""
+        fuses = "fusion" in self.decide
+        case = self.host_case()
+        if self.objective == "peak_memory":
+            return float(np.float32(peak_bound(case, fuses=fuses))) * case.unit_bytes
+        return makespan_bound(case, fuses=fuses)
+
+    def host_case(self) -> HostCase:
+        """The numbers of a concrete problem without padding, for algorithms on the host."""
+        return host_case(case_arrays(self.graph, self.table, self.capacity_units))
 
     def timeline(self, decisions: GivenDecisions) -> Timeline:
         """When and where every op and transfer runs, and live memory along items and along time:
