@@ -35,12 +35,16 @@ def brkga_strategy() -> type:
 
     @struct.dataclass
     class State(base.State):  # type: ignore[misc, name-defined]
-        elites: jax.Array
-        elite_fitness: jax.Array
+        # Any, for JAX rebuilds states from what is no array too.
+        best_fitness: Any
+        fitness: Any
+        generation_counter: Any
+        elites: Any
+        elite_fitness: Any
 
     @struct.dataclass
     class Params(base.Params):  # type: ignore[misc, name-defined]
-        rho: float
+        rho: Any
 
     class BRKGA(base.PopulationBasedAlgorithm):  # type: ignore[misc, name-defined]
         """The biased random-key genetic algorithm (Gonçalves and Resende, 2011)."""
