@@ -267,8 +267,18 @@ class GraphUNetCritic(eqx.Module):
         # Split, so that under vmap over actions the features' part is computed once.
         shared = context.features @ weight[: self.features]
         x = self.trunk(shared + actions @ weight[self.features :], context)
-        x = jnp.max(jnp.where(context.mask[:, None], x, -jnp.inf), axis=0)
+        x = _highest(x, context.mask)
         return _tower(self.first, x), _tower(self.second, x)
+
+
+def _highest(x: Float[Array, "N W"], mask: Bool[Array, " N"]) -> Float[Array, " W"]:
+    """The maximum over real nodes, as a choice of nodes.
+
+    The gradient of a maximum divides by how many entries equal it; a compiler that computes the
+    entries twice, rounded differently, finds none.
+    """
+    at = jnp.argmax(jax.lax.stop_gradient(jnp.where(mask[:, None], x, -jnp.inf)), axis=0)
+    return jnp.take_along_axis(x, at[None], axis=0)[0]
 
 
 def _tower(layers: tuple[Dense, ...], x: Float[Array, " W"]) -> Float[Array, ""]:

@@ -19,6 +19,7 @@ from egx.problems.execution import Execution
 from egx.problems.memory_placement import MemoryPlacement
 from egx.search.egrl import EGRL, as_in_code, ea, pg
 from egx.search.evolution import Evolution
+from egx.search.random import RandomSearch
 from tests.search import toys
 
 SMALL = {"width": 8, "depth": 1, "attention_heads": 2, "buffer_capacity": 64}
@@ -39,21 +40,14 @@ def test_they_spend_what_they_say():
     assert as_in_code().sac.bootstrap
 
 
-def test_it_finds_the_best_plan_of_a_toy():
-    made = toys.chain(3)
-    options = {"width": 16, "depth": 1, "attention_heads": 2, "buffer_capacity": 1024}
-    np.testing.assert_allclose(
-        toys.costs(EGRL(**options), made, budget=880), toys.optimum(made), rtol=1e-6
-    )
-
-
-def test_each_part_alone_improves_on_what_the_compiler_does():
-    made = toys.chain(3)
-    best, reference = toys.optimum(made), float(made.reference_cost)
-    assert best < 0.9 * reference
-    for search in (ea(**SMALL), pg(**SMALL, exploring=5)):
-        found = toys.costs(search, made, budget=600).mean()
-        assert found < best + 0.3 * (reference - best)
+@pytest.mark.parametrize("search", [EGRL(**SMALL), ea(**SMALL), pg(**SMALL, exploring=5)])
+def test_the_whole_and_each_part_alone_leave_random_search_behind(search):
+    """Sixteen ops, where a random map is bad: the worst seed is ahead of random's best."""
+    made = toys.chain(16, seed=2)
+    found = toys.costs(search, made, budget=660)
+    blind = toys.costs(RandomSearch(), made, budget=660)
+    assert found.max() < blind.min()
+    assert found.mean() < 0.75 * blind.mean()
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +143,11 @@ def test_padding_changes_what_is_drawn_but_not_what_networks_say(run):
 @pytest.mark.parametrize(
     "search",
     [
-        ea(evolution=FEW, seeding=False, **SMALL),
+        ea(evolution=FEW, seeding=False, graph_network=False, **SMALL),
         ea(evolution=FEW, boltzmann_share=1.0, **SMALL),
-        ea(evolution=FEW, boltzmann_share=0.0, graph_network=False, **SMALL),
+        ea(evolution=FEW, boltzmann_share=0.0, **SMALL),
         EGRL(evolution=FEW, seeding=False, graph_network=False, **SMALL),
-        EGRL(evolution=FEW, boltzmann_share=1.0, migration=False, **SMALL),
+        EGRL(evolution=FEW, boltzmann_share=1.0, migration=False, graph_network=False, **SMALL),
         as_in_code(evolution=FEW, **{**SMALL, "graph_network": False}),
     ],
 )
@@ -201,7 +195,8 @@ def test_it_starts_from_a_policy():
 
 def test_it_decides_devices_and_priorities_but_nothing_per_use():
     made = Execution(chain(5), _two_devices(), decide=("device", "priority"))
-    state, proposed = toys.search_for(EGRL(evolution=FEW, **SMALL), made, generations=2)
+    search = EGRL(evolution=FEW, graph_network=False, **SMALL)
+    state, proposed = toys.search_for(search, made, generations=2)
     assert proposed[1]["device"].dtype == np.int32
     assert set(np.unique(proposed[1]["device"])) <= {0, 1}
     priorities = proposed[1]["priority"]

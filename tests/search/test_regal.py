@@ -27,7 +27,7 @@ from egx.search.brkga import BRKGA
 from egx.search.keys import width
 from egx.search.regal import Regal, proposal_knots
 from egx.search.registry import make_search
-from tests.search.toys import chain, machine, same_search, small_problem
+from tests.runs import chain, machine, same_search, small_problem
 
 SMALL = {"brkga.population": 12, "brkga.elites": 4, "brkga.mutants": 4}
 BUDGET = 40
