@@ -271,7 +271,7 @@ def learn(
         "reward_spread": jnp.mean(jnp.std(reward, 1)),
         "value_error": jnp.sqrt(jnp.mean((value[:, None] - reward) ** 2)),
         "entropy": jnp.mean(entropy),
-        "gradient": optax.global_norm(gradient),
+        "gradient": jnp.sqrt(sum(jnp.sum(leaf * leaf) for leaf in jax.tree.leaves(gradient))),
     }
     return Learner(eqx.apply_updates(learner.policy, updates), moments), metrics
 

@@ -1,0 +1,95 @@
+"""Trains the policies of `regal` that come with egx, and says how good they are.
+
+    python experiments/regal/train.py makespan
+    python experiments/regal/train.py peak_memory --kind gas
+    python experiments/regal/train.py makespan --config my.toml --out runs/makespan
+
+Goes on from its checkpoint when it is called again. Writes after each validation: `policy.npz`,
+the best policy so far, and `history.json`, a row a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import egx
+from egx.files import write_whole
+from egx.graph.graph import real_sizes
+from egx.graph.padding import pad_graph
+from egx.hardware.machines import regal_hardware
+from egx.training.progress import Progress
+from egx.training.regal_trainer import train_proposals
+from egx.training.synthetic import synthetic_models
+
+HERE = Path(__file__).parent
+
+
+def problems(config: dict[str, Any], objective: str, part: str) -> list[egx.Execution]:
+    """Problems on synthetic graphs that fit the padded sizes."""
+    sizes = tuple(config["padded_to"])
+    hardware = regal_hardware(config["devices"], transfers=config["transfers"])
+
+    def fits(model: egx.Model) -> bool:
+        return all(have <= room for have, room in zip(real_sizes(model.graph), sizes, strict=True))
+
+    models = synthetic_models(seed=config[f"{part}_seed"], keep=fits)
+    return [
+        egx.Execution(pad_graph(model.graph, sizes), hardware, objective=objective)
+        for model in itertools.islice(models, config[f"{part}_graphs"])
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("objective", choices=["makespan", "peak_memory"])
+    parser.add_argument("--kind", default="regal", choices=["regal", "gas"])
+    parser.add_argument("--config", default=str(HERE / "train.toml"))
+    parser.add_argument("--out", help="a folder (default: runs/KIND_OBJECTIVE beside this script)")
+    parser.add_argument("--from", dest="start", help="a policy to start from")
+    args = parser.parse_args()
+    config = tomllib.loads(Path(args.config).read_text())
+    out = Path(args.out or HERE / "runs" / f"{args.kind}_{args.objective}")
+    options = dict(config["options"]) | config[args.objective]
+    steps = options.pop("steps")
+    began = time.perf_counter()
+
+    def tell(progress: Progress) -> None:
+        if progress.evaluations % 20 == 0:
+            print(
+                f"step {progress.evaluations} of {steps}, {time.perf_counter() - began:.0f} s, "
+                f"best validation cost {progress.best_cost:.4f} of plain BRKGA",
+                flush=True,
+            )
+
+    train, validation = (problems(config, args.objective, x) for x in ("train", "validation"))
+    every = options["validation.every"]
+    for until in range(every, steps + every, every):
+        trained = train_proposals(
+            train,
+            args.kind,
+            steps=min(until, steps),
+            validation=validation,
+            options=options,
+            policy=egx.load_policy(args.start) if args.start else None,
+            progress=tell,
+            checkpoint_dir=out / "checkpoint",
+            resume=True,
+        )
+        trained.policy.save(out / "policy.npz")
+        write_whole(out / "history.json", json.dumps(trained.history, indent=0) + "\n")
+        if trained.interrupted:
+            break
+    scores = [(int(row["step"]), row["score"]) for row in trained.history if "score" in row]
+    for step, score in scores:
+        print(f"step {step}: {score:.4f}")
+    print(f"best {trained.score:.4f}, {trained.policy.config()}")
+
+
+if __name__ == "__main__":
+    main()
