@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from rich.console import Console
 
 import egx
-from egx import commands, lookups
+from egx import commands, execution_commands, lookups
 from egx.errors import EgxError
+from egx.problems.execution import DECISIONS, OPTIONS
 from egx.training.identity import package_version
 
 INTERRUPTED = 130
-SOURCE = "a name of the zoo, or a file (.onnx, .onnx.gz, .json)"
+SOURCE = "a name of the zoo, or a file (.onnx, .onnx.gz, .json, .pbtxt, .stg)"
 MACHINE = "a preset, or the path of a .toml file"
 
 
@@ -59,13 +60,21 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"egx {package_version()}")
     sub = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    optimize = sub.add_parser("optimize", help="search for a memory placement and write a folder")
-    _problem_arguments(optimize)
+    optimize = sub.add_parser("optimize", help="search for a plan and write a folder")
+    _problem_arguments(optimize, more="; for execution the file's own, or a100")
+    _execution_arguments(optimize)
+    optimize.add_argument(
+        "--problem",
+        choices=("memory_placement", "execution"),
+        default="memory_placement",
+        help="which memory each tensor lies in, or which device runs each op and in which order "
+        "(default: %(default)s)",
+    )
     optimize.add_argument(
         "--algorithm",
-        default=lookups.default_algorithm(),
         metavar="NAME",
-        help="see `egx algorithms` (default: %(default)s)",
+        help=f"see `egx algorithms` (default: {lookups.default_algorithm()}; for execution "
+        f"{lookups.default_execution_algorithm()} that begins with the plans of all heuristics)",
     )
     _search_arguments(optimize)
     optimize.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
@@ -91,12 +100,16 @@ def parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="go on from the checkpoint, if there is one"
     )
     optimize.add_argument(
-        "--devices", type=int, metavar="N", help="spread candidates over N devices"
+        "--spread", type=int, metavar="N", help="spread candidates over N devices of this computer"
     )
-    optimize.set_defaults(run=commands.optimize)
+    optimize.set_defaults(run=_optimize)
+
+    train = sub.add_parser("train", help="train a policy for several devices")
+    _train_arguments(train)
+    train.set_defaults(run=execution_commands.train)
 
     compare = sub.add_parser("compare", help="run several algorithms with several seeds each")
-    _problem_arguments(compare)
+    _problem_arguments(compare, "nnpi")
     compare.add_argument(
         "--algorithms",
         type=_names,
@@ -135,14 +148,113 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _problem_arguments(parser: argparse.ArgumentParser) -> None:
+def _optimize(options: argparse.Namespace) -> int:
+    execution_commands.settle(options)
+    if options.problem == "execution":
+        return execution_commands.optimize(options)
+    return commands.optimize(options)
+
+
+def _execution_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the problem of several devices, and of its machine."""
+    group = parser.add_argument_group("several devices (--problem execution)")
+    group.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="devices of the machine: its first N, or N copies of its only one (default: those of "
+        "the file, or 2 or more of the machine). For memory placement the same as --spread",
+    )
+    group.add_argument(
+        "--objective",
+        choices=OPTIONS["objective"],
+        help="makespan under the devices' memory limits, or peak memory (default: makespan)",
+    )
+    group.add_argument(
+        "--order",
+        choices=OPTIONS["order"],
+        help="fixed before the run, or event driven (default: static)",
+    )
+    group.add_argument(
+        "--transfers",
+        choices=OPTIONS["transfers"],
+        help="a transfer holds its link, or both devices (default: async)",
+    )
+    group.add_argument(
+        "--decide",
+        type=_names,
+        metavar="A,B",
+        help=f"any of {', '.join(DECISIONS)} (default: device,priority)",
+    )
+    group.add_argument("--memory", metavar="SIZE", help="what each device holds, such as '16 GiB'")
+    group.add_argument(
+        "--link-bandwidth",
+        metavar="RATE",
+        help="of every link, such as '300 GB/s' or 'inf B/s' (default: the machine's; copies of a "
+        "device without links: 31.5 GB/s, PCI Express 4.0 x16)",
+    )
+    group.add_argument(
+        "--link-latency",
+        metavar="TIME",
+        help="of every link, such as '5 us' (default: the machine's; for such copies 5 us)",
+    )
+
+
+def _train_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--algorithm", choices=("regal", "gas"), default="regal", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--data",
+        default=execution_commands.SYNTHETIC,
+        metavar="DIR",
+        help="'synthetic', or a folder of models (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--graphs", type=_count, default=100, metavar="N", help="synthetic graphs (default: 100)"
+    )
+    parser.add_argument(
+        "--variants",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="of each graph, all but the first with noise on sizes and times (default: 1)",
+    )
+    parser.add_argument("--steps", type=int, default=1000, help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument(
+        "--hardware",
+        metavar="NAME",
+        help=f"regal, {MACHINE} (default: regal for synthetic graphs, else a100)",
+    )
+    _execution_arguments(parser)
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=_assignment,
+        metavar="NAME=VALUE",
+        help="a setting of the training, such as validation.every=100; may be repeated",
+    )
+    parser.add_argument("--policy", metavar="PATH", help="go on from a policy")
+    parser.add_argument("--out", metavar="DIR", required=True, help="where to write the policy")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the checkpoint in OUT, if there is one"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a policy in OUT")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
+
+
+def _problem_arguments(
+    parser: argparse.ArgumentParser, hardware: str | None = None, more: str = ""
+) -> None:
     parser.add_argument("source", metavar="SOURCE", help=SOURCE)
     _load_arguments(parser)
     parser.add_argument(
         "--hardware",
-        default="nnpi",
+        default=hardware,
         metavar="NAME",
-        help=f"{MACHINE} (default: %(default)s)",
+        help=f"{MACHINE} (default: nnpi{more})",
     )
     parser.add_argument(
         "--prefetch",
@@ -214,6 +326,12 @@ def _assignment(text: str) -> tuple[str, object]:
         except ValueError:
             continue
     return name, value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text!r}")
+    return int(text)
 
 
 def _dimension(text: str) -> tuple[str, int]:

@@ -10,7 +10,7 @@ import threading
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from egx.files import write_whole
 from egx.loading import load
 from egx.lookups import load_options
 from egx.policies.loading import load_policy
+from egx.problems.base import AbstractProblem
+from egx.problems.execution import Execution
 from egx.problems.memory_placement import MemoryPlacement
 from egx.report.console import console, error_console, print_table, watch
 from egx.report.curves import convergence
@@ -53,12 +55,12 @@ _Answer = TypeVar("_Answer")
 def optimize(options: Namespace) -> int:
     """Searches, bounds, prints the tables and writes the folder."""
     out, log = console(), error_console()
-    _use_devices(options.devices)
+    use_devices(options.spread)
     problem, loaded_with = _problem(options)
     given: dict[str, Any] = {"options": dict(options.option)}
     if options.policy is not None:
         given["policy"] = load_policy(options.policy)
-    folder = _folder(options, problem, _same_run(problem, options, given))
+    folder = choose_folder(options, problem, same_run(problem, options, given))
     out.print(headline(problem), style="bold")
     result, solution, stopped = _search(problem, options, folder, given, log)
     if solution is not None:
@@ -96,9 +98,9 @@ def _search(
         budget=options.budget,
         seed=options.seed,
         time_limit_s=options.time_limit,
-        checkpoint_dir=_checkpoint_folder(options, folder),
+        checkpoint_dir=checkpoint_folder(options, folder),
         resume=options.resume,
-        devices=options.devices,
+        devices=options.spread,
         **given,
     )
     if options.algorithm == EXACT:
@@ -113,7 +115,7 @@ def _search(
     return result, solution, skipped or result.interrupted == "ctrl-c"
 
 
-def _same_run(problem: MemoryPlacement, options: Namespace, given: Mapping[str, Any]) -> Same:
+def same_run(problem: AbstractProblem, options: Namespace, given: Mapping[str, Any]) -> Same:
     """Tells a run of the same problem, searcher, seed and budget (any budget when resumed)."""
     expected = {"algorithm": options.algorithm, "problem": problem_identity(problem)}
     if options.algorithm != EXACT:
@@ -153,7 +155,7 @@ def compare(options: Namespace) -> int:
     """Runs several algorithms, prints their table, and writes it with a picture."""
     out, log = console(), error_console()
     problem, _ = _problem(options)
-    folder = _folder(options, problem, _same_comparison(problem, options), suffix="-compare")
+    folder = choose_folder(options, problem, _same_comparison(problem, options), suffix="-compare")
     out.print(headline(problem), style="bold")
     solution = None
     if EXACT not in options.algorithms and options.bound_seconds > 0:
@@ -228,7 +230,9 @@ def headline(problem: MemoryPlacement) -> str:
     )
 
 
-def _folder(options: Namespace, problem: MemoryPlacement, same: Same, suffix: str = "") -> Path:
+def choose_folder(
+    options: Namespace, problem: AbstractProblem, same: Same, suffix: str = ""
+) -> Path:
     """Where to write: what the user names, if it is free, or else a name of our own that is."""
     if options.out is not None:
         folder = Path(options.out)
@@ -237,12 +241,13 @@ def _folder(options: Namespace, problem: MemoryPlacement, same: Same, suffix: st
         return folder
     model = problem.model.value
     stem = "graph" if model is None else model.name.split(".")[0]
-    plain = re.sub(r"[^\w.-]+", "-", f"{stem}-{problem.hardware.name}{suffix}").strip("-.")
+    machine = cast(MemoryPlacement | Execution, problem).hardware.name
+    plain = re.sub(r"[^\w.-]+", "-", f"{stem}-{machine}{suffix}").strip("-.")
     wanted = Path("egx-out") / (plain or "run")
     return wanted if options.overwrite else free_folder(wanted, same)
 
 
-def _checkpoint_folder(options: Namespace, folder: Path) -> Path | None:
+def checkpoint_folder(options: Namespace, folder: Path) -> Path | None:
     if options.checkpoint:
         return Path(options.checkpoint)
     return folder / "checkpoint" if options.checkpoint == "" or options.resume else None
@@ -296,7 +301,7 @@ def _solver_line(solution: ExactSolution | None) -> str:
     return f"; optimum {known} in {format_duration(solution.seconds)}"
 
 
-def _use_devices(count: int | None) -> None:
+def use_devices(count: int | None) -> None:
     """Lets a CPU show as many devices as are asked for, if JAX has not started yet."""
     if count is not None and count > 1:
         with contextlib.suppress(RuntimeError):

@@ -10,9 +10,14 @@ from typing import Any
 from egx import hardware as machines
 from egx import zoo
 from egx.errors import EgxError, SearchError
-from egx.loading import load
+from egx.formats.workload import Workload
+from egx.graph.graph import Model
+from egx.loading import is_workload, load, load_workload
 from egx.report.check import check_plan
 from egx.report.console import console, print_table
+from egx.report.execution_check import check_execution_plan
+from egx.report.execution_plan_file import is_execution_plan, read_execution_plan
+from egx.report.plan import ModelId
 from egx.report.plan_file import read_plan
 from egx.report.tables import Table, hardware_table, model_table
 from egx.report.units import format_bytes, format_seconds, format_speedup
@@ -21,11 +26,17 @@ from egx.search.registry import EVOSAX, SEARCHES, searches
 from egx.training.solved import EXACT
 
 PREFERRED = ("egrl_plus", "local", "annealing", "random")
+PREFERRED_EXECUTION = ("brkga", "local", "annealing", "random")
 
 
 def default_algorithm() -> str:
     """The one that serves a user best among those there are."""
     return next(name for name in PREFERRED if name in searches())
+
+
+def default_execution_algorithm() -> str:
+    """The one that serves best for several devices."""
+    return next(name for name in PREFERRED_EXECUTION if name in searches())
 
 
 def default_comparison() -> list[str]:
@@ -37,17 +48,10 @@ def default_comparison() -> list[str]:
 def check(options: Namespace) -> int:
     """Checks a plan; prints what is wrong."""
     out = console()
+    if is_execution_plan(options.plan):
+        return _check_execution(options)
     plan = read_plan(options.plan)
-    given = {**plan.model.options, **load_options(options)}
-    if options.source is None and not plan.model.source:
-        raise SearchError(f"{options.plan}: names no model; say which with --source")
-    source = options.source or _beside(Path(options.plan), plan.model.source)
-    try:
-        model = load(source, **given)
-    except EgxError as error:
-        if options.source is not None:
-            raise
-        raise type(error)(f"{error} (if the model lies elsewhere, add --source)") from error
+    model, _ = _model_of(plan.model, options)
     outcome = check_plan(plan, model)
     if outcome.ok:
         assert outcome.latency_s is not None
@@ -61,6 +65,52 @@ def check(options: Namespace) -> int:
     for fault in outcome.faults:
         out.print(f"{options.plan}: {fault}", markup=False)
     return 1
+
+
+def _check_execution(options: Namespace) -> int:
+    """The same for a plan on several devices."""
+    out = console()
+    plan = read_execution_plan(options.plan)
+    model, workload = _model_of(plan.model, options)
+    measured = plan.measured and workload is not None
+    seconds = workload.seconds_on(plan.hardware) if measured and workload is not None else None
+    outcome = check_execution_plan(plan, model, seconds)
+    for fault in outcome.faults:
+        out.print(f"{options.plan}: {fault}", markup=False)
+    if not outcome.ok:
+        return 1
+    again = outcome.simulated
+    assert again is not None
+    gain = format_speedup(again.reference_cost, again.cost)
+    fits = "valid" if again.fits else "valid, but does not fit the devices' memory"
+    out.print(
+        f"{options.plan}: {fits}, makespan {format_seconds(again.makespan_s)}, peak "
+        f"{format_bytes(max(again.peak_bytes))}, {gain} reference"
+    )
+    for d, name in enumerate(plan.hardware.device_names):
+        holds = format_bytes(float(plan.hardware.level_bytes[d, 0]))
+        out.print(
+            f"  {name}: at most {format_bytes(again.peak_bytes[d])} of {holds} along the order of "
+            f"items, {format_bytes(again.peak_bytes_over_time[d])} over time"
+        )
+    return 0
+
+
+def _model_of(named: ModelId, options: Namespace) -> tuple[Model, Workload | None]:
+    """The model that a plan names, or the one that the user says it is."""
+    given = {**named.options, **load_options(options)}
+    if options.source is None and not named.source:
+        raise SearchError(f"{options.plan}: names no model; say which with --source")
+    source = options.source or _beside(Path(options.plan), named.source)
+    try:
+        if is_workload(source):
+            workload = load_workload(source, **given)
+            return workload.model, workload
+        return load(source, **given), None
+    except EgxError as error:
+        if options.source is not None:
+            raise
+        raise type(error)(f"{error} (if the model lies elsewhere, add --source)") from error
 
 
 def show(options: Namespace) -> int:

@@ -165,6 +165,13 @@ class Execution(AbstractProblem):
         spread = jnp.min(seconds, 1) / jnp.where(mean > 0, mean, 1.0)
         return jnp.concatenate([node_features(self.graph), share[:, None], spread[:, None]], 1)
 
+    @property
+    def op_seconds(self) -> Float[np.ndarray, "ops D"] | None:
+        """The measured seconds, a row per real op; None where the roofline holds. On the host."""
+        if not self.is_measured:
+            return None
+        return np.asarray(self.table.op_seconds)[: real_sizes(self.graph)[0]]
+
     def evaluate(self, decisions: GivenDecisions) -> ExecutionOutcome:
         run = self._run(self._checked(decisions))
         cost, feasible, excess = self._value(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -44,19 +44,28 @@ def best_so_far(progress: Progress, seconds: bool = True) -> str:
 
 
 @contextmanager
-def watch(console: Console, *, quiet: bool = False) -> Iterator[ProgressCallback]:
-    """A callback for the driver: draws a bar, or prints lines where `console` is no terminal."""
+def watch(
+    console: Console,
+    *,
+    quiet: bool = False,
+    best: Callable[[Progress], str] = best_so_far,
+    what: str = "evaluations",
+) -> Iterator[ProgressCallback]:
+    """A callback for the driver: draws a bar, or prints lines where `console` is no terminal.
+
+    `best` says in words how good the best so far is, and `what` is counted.
+    """
     if quiet:
         yield lambda _: None
     elif console.is_terminal:
-        with _bar(console) as callback:
+        with _bar(console, best) as callback:
             yield callback
     else:
-        yield _Lines(console)
+        yield _Lines(console, best, what)
 
 
 @contextmanager
-def _bar(console: Console) -> Iterator[ProgressCallback]:
+def _bar(console: Console, best: Callable[[Progress], str]) -> Iterator[ProgressCallback]:
     bar = RichProgress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=32),
@@ -76,7 +85,7 @@ def _bar(console: Console) -> Iterator[ProgressCallback]:
                 description=progress.algorithm,
                 total=progress.budget,
                 completed=progress.evaluations,
-                best=best_so_far(progress),
+                best=best(progress),
             )
 
         yield show
@@ -85,8 +94,8 @@ def _bar(console: Console) -> Iterator[ProgressCallback]:
 class _Lines:
     """Prints the first and the last report and one every `LINE_EVERY_S` seconds between."""
 
-    def __init__(self, console: Console):
-        self.console = console
+    def __init__(self, console: Console, best: Callable[[Progress], str], what: str):
+        self.console, self.best, self.what = console, best, what
         self.due = 0.0
 
     def __call__(self, progress: Progress) -> None:
@@ -95,8 +104,8 @@ class _Lines:
             return
         self.due = now + LINE_EVERY_S
         self.console.print(
-            f"{progress.algorithm}: {progress.evaluations:,} of {progress.budget:,} evaluations, "
-            f"{best_so_far(progress)}, {format_duration(progress.seconds)}",
+            f"{progress.algorithm}: {progress.evaluations:,} of {progress.budget:,} {self.what}, "
+            f"{self.best(progress)}, {format_duration(progress.seconds)}",
             highlight=False,
             soft_wrap=True,
         )

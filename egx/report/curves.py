@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ Curve = tuple[Any, Any]
 
 REFERENCE_LOOK = {
     "native": (NATIVE, "--"),
+    "reference": (NATIVE, "--"),
     "first fit": (MUTED, ":"),
     "bound": (BOUND, "-"),
     "optimum": (BOUND, "-"),
@@ -41,6 +42,9 @@ def convergence(
     *,
     title: str = "",
     seconds: bool = True,
+    quantity: str = "latency",
+    unit_of: Callable[[float], tuple[float, str]] = second_unit,
+    reference: str = "native",
 ) -> Figure:
     """Best cost so far of one run, or of several searchers with a band over their seeds.
 
@@ -52,6 +56,9 @@ def convergence(
             proved); missing values (NaN) are left out.
         title: such as "resnet50 on nnpi".
         seconds: costs are seconds, and shown in the unit that suits them.
+        quantity: what costs are, in words.
+        unit_of: (size, name) of the unit in which costs read best.
+        reference: the line that speed-ups are against.
     """
     runs = {name: _finite(value) for name, value in curves.items()}
     lines = {k: float(v) for k, v in (references or {}).items() if math.isfinite(v)}
@@ -59,9 +66,9 @@ def convergence(
         figure = new_figure(7.2, 3.9)
         axes = figure.subplots()
         top = _ceiling(runs, lines)
-        scale, unit = second_unit(top) if seconds else (1.0, "")
+        scale, unit = unit_of(top) if seconds else (1.0, "")
         labels: list[tuple[float, str, str]] = []
-        native = lines.get("native", math.nan)
+        native = lines.get(reference, math.nan)
         finals: dict[str, float] = {}
         without: list[str] = []
         for index, (name, seeds) in enumerate(runs.items()):
@@ -80,11 +87,12 @@ def convergence(
         for name, value in lines.items():
             color, dashes = REFERENCE_LOOK.get(name, (MUTED, "-."))
             axes.axhline(value / scale, color=color, ls=dashes, lw=1.1, zorder=2)
-            labels.append((value / scale, _label(name, value, native), color))
+            own = math.nan if name == reference else native
+            labels.append((value / scale, _label(name, value, own), color))
         _limits(axes, runs, lines, top, scale)
         axes.grid(axis="y")
         axes.set_xlabel("evaluations")
-        axes.set_ylabel(f"best latency so far ({unit})" if seconds else "best cost so far")
+        axes.set_ylabel(f"best {quantity} so far ({unit})" if seconds else "best cost so far")
         axes.set_title(title, pad=10)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
         end_labels(axes, labels)
@@ -138,7 +146,7 @@ def _limits(axes: Axes, runs: dict, lines: dict[str, float], top: float, scale: 
 
 
 def _label(name: str, value: float, native: float) -> str:
-    if not math.isfinite(native) or value <= 0 or name == "native":
+    if not math.isfinite(native) or value <= 0:
         return name
     return f"{name}  {native / value:.3f}{TIMES}"
 

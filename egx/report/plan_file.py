@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ SCALARS = (
 
 def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Writes a plan; the file appears whole or not at all."""
-    write_whole(path, _text(_to_json(plan)))
+    write_whole(path, plan_text(_to_json(plan)))
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -55,12 +55,10 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
         FormatError: naming the file, the field, its value and what was expected.
     """
     data = read_json(path, FORMAT, VERSION)
-    return _plan(_Fields(data, str(path), ""))
+    return _plan(Fields(data, str(path), ""))
 
 
 def _to_json(plan: Plan) -> dict[str, Any]:
-    hardware = plan.hardware
-    numbers = {name: _numbers(getattr(hardware, name)) for name in NUMBERS}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -68,15 +66,20 @@ def _to_json(plan: Plan) -> dict[str, Any]:
         "problem": PROBLEM,
         "name": plan.name,
         "model": dataclasses.asdict(plan.model),
-        "hardware": {
-            "name": hardware.name,
-            "devices": list(hardware.device_names),
-            "levels": list(hardware.level_names),
-            **numbers,
-        },
+        "hardware": hardware_json(plan.hardware),
         **{name: getattr(plan, name) for name in SCALARS},
         "weights": [_without_tensor(record) for record in plan.weights],
         "tensors": [dataclasses.asdict(record) for record in plan.tensors],
+    }
+
+
+def hardware_json(hardware: Hardware) -> dict[str, Any]:
+    """All numbers of a machine, with its names."""
+    return {
+        "name": hardware.name,
+        "devices": list(hardware.device_names),
+        "levels": list(hardware.level_names),
+        **{name: _numbers(getattr(hardware, name)) for name in NUMBERS},
     }
 
 
@@ -94,7 +97,7 @@ def _numbers(array: Any) -> Any:
     return "inf" if np.isinf(values) else float(str(values))
 
 
-def _text(data: dict[str, Any]) -> str:
+def plan_text(data: dict[str, Any]) -> str:
     """JSON with one line per record, so that plans can be read, compared and searched."""
     lines = []
     for key, value in data.items():
@@ -114,7 +117,7 @@ def _dump(value: Any) -> str:
     return json.dumps(value, allow_nan=False, ensure_ascii=False)
 
 
-class _Fields:
+class Fields:
     """One object of the file; knows where it stands and refuses what should not be there."""
 
     def __init__(self, data: Any, file: str, where: str):
@@ -156,6 +159,34 @@ class _Fields:
             raise self.error(field, "a number, 0 or more")
         return float(value)
 
+    def flag(self, field: str) -> bool:
+        value = self.data.get(field)
+        if not isinstance(value, bool):
+            raise self.error(field, "true or false")
+        return value
+
+    def real(self, field: str) -> float:
+        value: Any = self.data.get(field)
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        if not good or not math.isfinite(value):
+            raise self.error(field, "a finite number")
+        return float(value)
+
+    def listed(self, field: str, read: str, *limits: int) -> tuple[Any, ...]:
+        """A list whose entries are each read as a field is."""
+        value = self.data.get(field)
+        if not isinstance(value, list):
+            raise self.error(field, "a list")
+        entries = {f"{field}[{index}]": entry for index, entry in enumerate(value)}
+        inner = Fields(entries, self.file, self.where)
+        return tuple(getattr(inner, read)(name, *limits) for name in entries)
+
+    def one_of(self, field: str, known: Sequence[str]) -> str:
+        value = self.data.get(field)
+        if not isinstance(value, str) or value not in known:
+            raise self.error(field, f"one of {', '.join(known)}")
+        return value
+
     def names(self, field: str) -> list[str]:
         value = self.data.get(field)
         if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
@@ -167,29 +198,29 @@ class _Fields:
             return None
         return getattr(self, read)(field)
 
-    def inner(self, field: str) -> _Fields:
+    def inner(self, field: str) -> Fields:
         if not isinstance(self.data.get(field), dict):
             raise self.error(field, "an object")
-        return _Fields(self.data[field], self.file, self._path(field))
+        return Fields(self.data[field], self.file, self._path(field))
 
-    def records(self, field: str) -> Iterator[_Fields]:
+    def records(self, field: str) -> Iterator[Fields]:
         value = self.data.get(field)
         if not isinstance(value, list):
             raise self.error(field, "a list of records")
         for index, entry in enumerate(value):
-            yield _Fields(entry, self.file, f"{self._path(field)}[{index}]")
+            yield Fields(entry, self.file, f"{self._path(field)}[{index}]")
 
     def _path(self, field: str) -> str:
         return f"{self.where}.{field}" if self.where else field
 
 
-def _plan(fields: _Fields) -> Plan:
+def _plan(fields: Fields) -> Plan:
     scalars = [f.name for f in dataclasses.fields(Plan)]
     fields.only("format", "version", "problem", *scalars)
     if fields.text("problem") != PROBLEM:
         raise fields.error("problem", repr(PROBLEM))
-    hardware = _hardware(fields.inner("hardware"))
-    model = _model(fields.inner("model"))
+    hardware = read_hardware(fields.inner("hardware"))
+    model = read_model(fields.inner("model"))
     status = fields.optional("bound_status", "text")
     if status not in (*BOUND_STATUSES, None):
         raise fields.error("bound_status", f"one of {', '.join(BOUND_STATUSES)}, or null")
@@ -216,7 +247,8 @@ def _plan(fields: _Fields) -> Plan:
     )
 
 
-def _model(fields: _Fields) -> ModelId:
+def read_model(fields: Fields) -> ModelId:
+    """How a plan names its model."""
     fields.only(*(f.name for f in dataclasses.fields(ModelId)))
     return ModelId(
         source=fields.text("source"),
@@ -228,7 +260,8 @@ def _model(fields: _Fields) -> ModelId:
     )
 
 
-def _hardware(fields: _Fields) -> Hardware:
+def read_hardware(fields: Fields) -> Hardware:
+    """The machine that `hardware_json` wrote."""
     fields.only("name", "devices", "levels", *NUMBERS)
     numbers = {}
     for name in NUMBERS:
@@ -250,7 +283,7 @@ def _hardware(fields: _Fields) -> Hardware:
     return hardware
 
 
-def _placed(fields: _Fields, model: ModelId, levels: tuple[str, ...], is_tensor: bool) -> Placed:
+def _placed(fields: Fields, model: ModelId, levels: tuple[str, ...], is_tensor: bool) -> Placed:
     names = [f.name for f in dataclasses.fields(Placed) if is_tensor or f.name != "tensor"]
     fields.only(*names)
     index = fields.whole("level_index", 0, len(levels) - 1)

@@ -1,0 +1,91 @@
+"""The folder of a run on an Execution problem: result, plan, trace, report and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from egx.files import write_whole
+from egx.report.curves import convergence
+from egx.report.execution_plan import make_execution_plan
+from egx.report.execution_plan_file import write_execution_plan
+from egx.report.execution_verdict import REFERENCE, ExecutionVerdict, device_table
+from egx.report.folder import PLAN, REPORT, RESULT
+from egx.report.gantt import gantt
+from egx.report.tables import effort_line
+from egx.report.trace import write_trace
+from egx.report.units import byte_unit, second_unit
+from egx.training.result import Result
+
+TRACE = "trace.json"
+
+CAPTIONS = {
+    "gantt": "What each device does when, over the memory that is live.",
+    "convergence": "The best plan so far against the evaluations used.",
+}
+
+
+def write_execution_folder(
+    folder: Path,
+    result: Result,
+    verdict: ExecutionVerdict,
+    *,
+    title: str,
+    source: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    pictures: str = "png",
+) -> list[str]:
+    """Writes everything about one run and returns the names of the files.
+
+    Args:
+        folder: made if it is missing; files of the same names are replaced.
+        result: the run, bound included.
+        verdict: what is known after it; its best plan is the one that is written.
+        title: of report and pictures.
+        source: what was given to `egx.load`, and
+        options: the options that it was given with.
+        pictures: "png", "svg" or "none".
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    problem, best = verdict.problem, verdict.best
+    result.save(folder / RESULT)
+    plan = make_execution_plan(
+        problem, best.decisions, name=best.name, result=result, source=source, options=options
+    )
+    write_execution_plan(plan, folder / PLAN)
+    line = problem.timeline(best.decisions)
+    write_trace(problem, line, folder / TRACE)
+    drawn = {}
+    if pictures != "none":
+        drawn["gantt"] = f"gantt.{pictures}"
+        chart = gantt(problem, best.decisions, timeline=line, title=f"{title}: {best.name}")
+        chart.savefig(folder / drawn["gantt"])
+        if len(result.history):
+            drawn["convergence"] = f"convergence.{pictures}"
+            _convergence(result, verdict, title).savefig(folder / drawn["convergence"])
+    parts = [f"# {title}\n", verdict.table().to_markdown()]
+    remark = verdict.remark()
+    if remark:
+        parts.append(remark + "\n")
+    parts += [effort_line(result) + ".\n", device_table(problem, line).to_markdown()]
+    parts += [f"{CAPTIONS[name]}\n\n![{name}]({file})\n" for name, file in drawn.items()]
+    write_whole(folder / REPORT, "\n".join(parts))
+    return [PLAN, RESULT, REPORT, TRACE, *drawn.values()]
+
+
+def _convergence(result: Result, verdict: ExecutionVerdict, title: str) -> Any:
+    history, fits = result.history, result.history.best_feasible
+    curve = (history.evaluations[fits], history.best_cost[fits])
+    lines = {plan.name: plan.cost for plan in verdict.plans[:-1] if plan.fits}
+    if verdict.bound is not None:
+        lines["optimum" if verdict.bound_status == "proved" else "bound"] = verdict.bound
+    by_time = verdict.problem.objective == "makespan"
+    return convergence(
+        {result.algorithm: [curve]},
+        lines,
+        title=title,
+        quantity="makespan" if by_time else "peak memory",
+        unit_of=second_unit if by_time else byte_unit,
+        reference=REFERENCE,
+    )
