@@ -151,10 +151,10 @@ class BRKGA(AbstractSearch):
                 f"(population - elites), got {self.batch}"
             )
         self._check_shapes(problem)
-        plans, room = seed_plans(problem, self.seeds), self.population - self._first
-        if len(plans) > room:
+        count, room = len(_named_seeds(problem, self.seeds)), self.population - self._first
+        if count > room:
             raise SearchError(
-                f"brkga: {len(plans)} seeds, but only {room} of the first population are evaluated"
+                f"brkga: {count} seeds, but only {room} of the first population are evaluated"
             )
 
     def _check_shapes(self, problem: AbstractProblem) -> None:
@@ -273,22 +273,34 @@ def seed_plans(problem: AbstractProblem, seeds: Seeds) -> list[Decisions]:
     Raises:
         SearchError: for a name that is no heuristic of the problem, or missing decisions.
     """
+    named = _named_seeds(problem, seeds)
+    known = problem.heuristics() if named else {}
+    return [
+        known[seed]
+        if isinstance(seed, str)
+        else {name: jnp.asarray(value) for name, value in seed.items()}
+        for seed in named
+    ]
+
+
+def _named_seeds(problem: AbstractProblem, seeds: Seeds) -> list[Any]:
+    """`seeds` with all names in the place of "all"; makes no plan."""
     if not seeds:
         return []
-    known = problem.heuristics()
-    plans: list[Decisions] = []
+    known = tuple(problem.heuristics())
+    named: list[Any] = []
     for seed in seeds:
         if isinstance(seed, str):
             if seed != EVERY and seed not in known:
                 raise SearchError(f"seeds must be among {', '.join((*known, EVERY))}, got {seed!r}")
-            plans += known.values() if seed == EVERY else [known[seed]]
+            named += known if seed == EVERY else (seed,)
         elif set(seed) != set(problem.heads):
             raise SearchError(
                 f"a seed decides {sorted(seed)}, but this problem decides {sorted(problem.heads)}"
             )
         else:
-            plans.append({name: jnp.asarray(value) for name, value in seed.items()})
-    return plans
+            named.append(seed)
+    return named
 
 
 def brkga_seeded(**options: Any) -> BRKGA:
