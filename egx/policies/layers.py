@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import equinox as eqx
 import jax
@@ -21,6 +21,8 @@ _Built = TypeVar("_Built")
 
 _SLOPE = 0.2
 _SPREAD = 40.0
+# Far below any score, and its exponential is 0, but no infinity: rows of padding have no neighbour.
+_NEVER = -1e30
 
 
 class Draws:
@@ -85,14 +87,14 @@ class GraphAttention(eqx.Module):
         neighbours: Edges | Bool[Array, "N N"],
         mask: Bool[Array, " N"],
     ) -> Float[Array, "N HD"]:
-        """Attends over neighbours: along edges, or where a symmetric matrix is True."""
+        """Attends over neighbours: along edges, or where a matrix is True."""
         values = projected.reshape(-1, *self.source.shape)
         vectors = jnp.stack([self.source, self.target])
         source, target = jnp.einsum("nhd,khd->knh", values, vectors)
         if isinstance(neighbours, Edges):
             mixed = attend_along_edges(source, target, values, neighbours, mask)
         else:
-            mixed = attend_in_matrix(source, target, values, neighbours, mask)
+            mixed = attend_in_matrix(source, target, values, neighbours)
         return mixed.reshape(projected.shape) + self.bias
 
 
@@ -123,56 +125,11 @@ def attend_in_matrix(
     target: Float[Array, "N H"],
     values: Float[Array, "N H D"],
     adjacency: Bool[Array, "N N"],
-    mask: Bool[Array, " N"],
 ) -> Float[Array, "N H D"]:
-    """The same where a symmetric matrix is True, without an exponential an entry.
-
-    exp(LeakyReLU(s + t)) is exp(s) exp(t) where s + t > 0 and exp(0.2 s) exp(0.2 t) elsewhere, so
-    the sum over neighbours has two halves, each a product of a 0/1 matrix with scaled values.
-    """
-    target, top = _bounded(target, mask)
-    highest = jax.lax.stop_gradient(_leaky(source + top))
-    # A column of ones carries the softmax's denominator through the same products.
-    values = jnp.concatenate([values, jnp.ones_like(values[..., :1])], axis=-1)
-    above, below = (jnp.exp(k * (target - top))[..., None] * values for k in (1.0, _SLOPE))
-    above, below = sum_by_sign(source, target, above, below, adjacency)
-    left = [jnp.exp(k * (source + top) - highest)[..., None] for k in (1.0, _SLOPE)]
-    mixed = left[0] * above + left[1] * below
-    return mixed[..., :-1] / jnp.where(mask[:, None, None], mixed[..., -1:], 1.0)
-
-
-@jax.custom_vjp
-def sum_by_sign(
-    source: Float[Array, "N H"],
-    target: Float[Array, "N H"],
-    above: Float[Array, "N H D"],
-    below: Float[Array, "N H D"],
-    adjacency: Bool[Array, "N N"],
-) -> tuple[Float[Array, "N H D"], Float[Array, "N H D"]]:
-    """For each i and head, the sum of above[j] over neighbours with s_i + t_j > 0, and of below[j]
-    over the others; `adjacency` is symmetric.
-
-    Linear in `above` and `below` and, almost everywhere, constant in `source` and `target`; its
-    transpose is itself with these two exchanged, which costs no transposed matrix.
-    """
-    positive = source.T[:, :, None] > -target.T[:, None, :]
-    first = (adjacency & positive).astype(jnp.float32) @ jnp.swapaxes(above, 0, 1)
-    second = (adjacency & ~positive).astype(jnp.float32) @ jnp.swapaxes(below, 0, 1)
-    return jnp.swapaxes(first, 0, 1), jnp.swapaxes(second, 0, 1)
-
-
-def _sum_by_sign_forward(
-    source: Array, target: Array, above: Array, below: Array, adjacency: Array
-) -> tuple[Any, Any]:
-    return sum_by_sign(source, target, above, below, adjacency), (source, target, adjacency)
-
-
-def _sum_by_sign_backward(saved: Any, gradient: Any) -> tuple[Any, ...]:
-    source, target, adjacency = saved
-    return None, None, *sum_by_sign(target, source, *gradient, adjacency), None
-
-
-sum_by_sign.defvjp(_sum_by_sign_forward, _sum_by_sign_backward)
+    """Graph attention over the True entries of each row; a row without any sees all alike."""
+    score = _leaky(source.T[:, :, None] + target.T[:, None, :])
+    weight = jax.nn.softmax(jnp.where(adjacency, score, _NEVER), axis=-1)
+    return jnp.swapaxes(weight @ jnp.swapaxes(values, 0, 1), 0, 1)
 
 
 def _bounded(target: Array, mask: Array) -> tuple[Array, Array]:

@@ -5,8 +5,8 @@
     python experiments/egrl/run.py --workloads bert --algorithms egrl
 
 Each finished run is kept under `runs/`; a run that was stopped goes on from there. Tables and
-curves are written to `results/` after each cell. `egrl` runs leave their best network behind, for
-zero_shot.py.
+curves are written to `results/` after each cell. Runs with a learner leave their best network
+behind, for zero_shot.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
+import jax
 import numpy as np
 
 import egx
@@ -30,7 +32,7 @@ from egx.training.loop import run_one
 from egx.training.result import Result
 
 HERE = Path(__file__).parent
-TRAINS_A_POLICY = ("egrl",)
+TRAINS_A_POLICY = ("egrl", "pg")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +94,7 @@ def run_cell(
         for seed in missing:
             search, name = find_search(cell.algorithm, None, budget=budget)
             result, state = run_one(search, problem, budget=budget, seed=seed, name=name)
+            check_finite(state.inner.learner, cell, seed)
             save_policy(search.best_policy(state), folder / f"policy_{seed}")
             result.save(folder / f"seed_{seed}.json")
     else:
@@ -105,6 +108,13 @@ def run_cell(
         f"{cell.folder:24s} {cell.algorithm:20s} {len(missing)} seeds in {seconds:.0f} s",
         flush=True,
     )
+
+
+def check_finite(learner: Any, cell: Cell, seed: int) -> None:
+    """A learner that broke would leave a run of evolution alone, under the wrong name."""
+    leaves = jax.tree.leaves(eqx.filter(learner, eqx.is_inexact_array))
+    if not all(np.isfinite(leaf).all() for leaf in leaves):
+        raise FloatingPointError(f"{cell}, seed {seed}: the learner's weights are not finite")
 
 
 def collect(
