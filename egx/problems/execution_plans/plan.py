@@ -9,6 +9,7 @@ Shapes: N real ops, T real tensors, U real uses, D devices.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Sequence
 
 import numpy as np
@@ -62,7 +63,7 @@ def decisions_of(
             if target < 0:
                 op_rank[what] = place
             else:
-                transfer_priority[named[what, target]] = _priority(place, count)
+                transfer_priority[named[what, target]] = _priority(np.array(place), count)
     if "priority" in names:
         out["priority"] = np.zeros(ops, np.float32)
         out["priority"][: case.num_ops] = _priority(op_rank, count)
@@ -71,13 +72,37 @@ def decisions_of(
     return out
 
 
-def _priority(place: np.ndarray | int, count: int) -> np.ndarray:
+def _priority(place: np.ndarray, count: int) -> np.ndarray:
     """Above 0, below 1 and falling; distinct in float32 up to some four million items."""
-    return (1.0 - (np.asarray(place, np.float64) + 1.0) / (count + 1.0)).astype(np.float32)
+    return np.asarray(1.0 - (place + 1.0) / (count + 1.0), np.float32)
+
+
+def order_taken(case: HostCase, priority: np.ndarray) -> np.ndarray:
+    """Ops [N] as they are taken by `priority` [N] when transfers go with their producers."""
+    producer, rank = case.producer.tolist(), (-priority.astype(np.float64)).tolist()
+    missing = [len({producer[t] for t in tensors}) for tensors in case.inputs]
+    ready = [(rank[op], op) for op in range(case.num_ops) if missing[op] == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, op = heapq.heappop(ready)
+        order.append(op)
+        for consumer in {c for t in case.outputs[op] for c in case.consumers[t]}:
+            missing[consumer] -= 1
+            if missing[consumer] == 0:
+                heapq.heappush(ready, (rank[consumer], consumer))
+    return np.asarray(order, np.int64)
 
 
 def replay(case: HostCase, plan: Plan, *, blocking: bool = False) -> float:
     """The makespan of a plan in seconds."""
+    return max(finish_times(case, plan, blocking=blocking)[1], default=0.0)
+
+
+def finish_times(
+    case: HostCase, plan: Plan, *, blocking: bool = False
+) -> tuple[list[float], list[float]]:
+    """(seconds [N] at which each op ends, seconds [D] at which each device does)."""
     device = plan.device.tolist()
     seconds = case.seconds[np.arange(case.num_ops), plan.device].tolist()
     clock = [0.0] * case.num_devices
@@ -124,7 +149,7 @@ def replay(case: HostCase, plan: Plan, *, blocking: bool = False) -> float:
             run(op)
             for tensor, target in outgoing[op]:
                 send(tensor, target)
-    return max(clock, default=0.0)
+    return finish, clock
 
 
 def peak_units(case: HostCase, plan: Plan) -> np.ndarray:
