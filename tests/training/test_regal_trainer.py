@@ -22,7 +22,7 @@ from egx.training.bandit import Bandit, bandit_loss, relative
 from egx.training.regal_trainer import train_proposals
 from tests.runs import Toy, chain
 
-ROOM = (8, 8, 8)
+ROOM = (16, 16, 16)
 OPTIONS = {
     "network.width": 4,
     "network.rounds": 1,
@@ -31,12 +31,13 @@ OPTIONS = {
     "brkga.mutants": 2,
     "budget": 12,
     "problems": 2,
-    "actions": 4,
-    "seeds": 4,
-    "learning_rate": 0.03,
+    "actions": 32,
+    "seeds": 32,
+    "baseline": "others",
+    "learning_rate": 0.1,
     "warm_actions": 64,
     "validation.every": 20,
-    "validation.seeds": 4,
+    "validation.seeds": 32,
     "validation.budget": 12,
 }
 
@@ -103,16 +104,14 @@ def test_costs_relative_to_plain_ones():
 
 
 def test_gains_of_candidates_are_for_the_best_and_sum_to_nothing():
-    problems = stack_problems(toys()[:1], ROOM)
-    policy = train(0).policy
-    keys = jax.random.split(jax.random.key(0), (1, 20))
-    bins, cost, gain = bandits.try_candidates(
-        policy, problems, jnp.zeros(1, jnp.int32), keys, jnp.float32(0.25)
-    )
-    assert bins.mean["weights"].shape == (1, 20, 8, 3)
-    cost, gain = np.asarray(cost[0]), np.asarray(gain[0])
-    assert sorted(gain) == [-1.0] * 15 + [3.0] * 5
-    assert cost[gain > 0].max() <= cost[gain < 0].min()
+    problems, policy = stack_problems(toys(), ROOM), train(0).policy
+    keys = jax.random.split(jax.random.key(0), (2, 64))
+    index, share = jnp.asarray([0, 2], jnp.int32), jnp.asarray(0.25, jnp.float32)
+    bins, costs, gains = bandits.try_candidates(policy, problems, index, keys, share)
+    assert bins.mean["weights"].shape == (2, 64, 16, 3)
+    for cost, gain in zip(np.asarray(costs), np.asarray(gains), strict=True):
+        assert sorted(gain) == [-1.0] * 48 + [3.0] * 16
+        assert cost[gain > 0].max() <= cost[gain < 0].min()
 
 
 # Training.
@@ -127,7 +126,7 @@ def train(steps, **options):
 def test_it_learns_what_is_known_to_be_best(warm):
     """Activation 3 is best for every op: its key should be the largest."""
     before = train(0)
-    after = train(60, warm_steps=warm, baseline="others", learning_rate=0.1, actions=32)
+    after = train(60, warm_steps=warm)
     assert before.score > 0.9
 
     def lead(trained):
@@ -148,7 +147,7 @@ def test_resumed_training_gives_the_same_bits(tmp_path):
     same(small(7, checkpoint_dir=tmp_path / "parts", resume=True), straight)
     with pytest.raises(CheckpointError, match=r"holds a checkpoint already; pass resume=True"):
         small(7, checkpoint_dir=tmp_path / "parts")
-    with pytest.raises(CheckpointError, match=r"a checkpoint of another training: .*seed: saved 0, now 1"):
+    with pytest.raises(CheckpointError, match=r"of another training: .*seed: saved 0, now 1"):
         small(7, checkpoint_dir=tmp_path / "parts", resume=True, seed=1)
 
 
@@ -187,7 +186,7 @@ def test_impossible_arguments_are_named():
 def test_padded_problems_are_the_same_problems():
     toy = toys()[0]
     padded = pad_problem(toy, ROOM)
-    assert padded.graph.num_ops == 8
+    assert padded.graph.num_ops == 16
     assert float(padded.reference_cost) == float(toy.reference_cost)
     stacked = stack_problems(toys())
     assert stacked.limit.shape == (3,)
