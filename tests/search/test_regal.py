@@ -12,6 +12,8 @@ import pytest
 
 import egx
 from egx.errors import SearchError
+from egx.graph.generators import regal_synthetic
+from egx.hardware.machines import regal_hardware
 from egx.policies.graph_unet import GraphUNetPolicy
 from egx.policies.proposal import (
     FRACTIONS,
@@ -25,7 +27,7 @@ from egx.policies.regal_net import RegalPolicy
 from egx.search.betas import bin_knots, quantile_knots, uniform_betas
 from egx.search.brkga import BRKGA
 from egx.search.keys import width
-from egx.search.regal import Regal, proposal_knots
+from egx.search.regal import PRETRAINED, Regal, proposal_knots
 from egx.search.registry import make_search
 from tests.runs import chain, machine, same_search, small_problem
 
@@ -118,3 +120,30 @@ def test_impossible_settings_are_refused(unchecked):
         twice.check(small_problem())
     with pytest.raises(SearchError, match="egrl starts from a GraphUNetPolicy, got a RegalPolicy"):
         make_search("egrl", policy=plain_policy()).check(small_problem())
+
+
+@functools.cache
+def unseen(objective="makespan", devices=2):
+    model = regal_synthetic(np.random.default_rng(123), "watts_strogatz", 60)
+    return egx.Execution(model, regal_hardware(devices), objective=objective)
+
+
+def test_the_shipped_policies_are_small_and_fit():
+    files = sorted(PRETRAINED.glob("*.npz"))
+    assert sum(file.stat().st_size for file in files) < 5e6
+    assert "regal_makespan_2" in {file.stem for file in files}
+    for file in files:
+        kind, *objective, devices = file.stem.split("_")
+        problem = unseen("_".join(objective), int(devices))
+        make_search(kind).check(problem)
+    with pytest.raises(SearchError, match=r"makespan on 3 devices, where device and priority are"):
+        make_search("regal").check(unseen(devices=3))
+
+
+def test_the_shipped_policy_beats_brkga_on_an_unseen_graph():
+    runs = {
+        name: egx.optimize_seeds(unseen(), name, seeds=range(6), budget=400)
+        for name in ("regal", "brkga")
+    }
+    regal, brkga = (np.array([r.cost for r in results]) for results in runs.values())
+    assert np.mean(regal) < 0.98 * np.mean(brkga)
