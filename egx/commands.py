@@ -110,7 +110,7 @@ def _search(
         return solved, None, False
     with watch(log, quiet=options.quiet) as progress:
         result = run(progress=progress)
-    solution = _bound(problem, result, options, log)
+    solution = bound_by_solver(problem, result, options, log)
     skipped = solution is None and options.bound_seconds > 0
     return result, solution, skipped or result.interrupted == "ctrl-c"
 
@@ -145,7 +145,7 @@ def _tell(
     remark = verdict.remark()
     if remark:
         out.print(remark, style="bold")
-    out.print(effort_line(result) + _solver_line(solution) + "\n")
+    out.print(effort_line(result) + solver_line(solution) + "\n")
     names = (NATIVE, verdict.shown.name)
     moved = level_table(problem, problem.reference, verdict.shown.decisions, names=names)
     print_table(out, moved)
@@ -159,7 +159,7 @@ def compare(options: Namespace) -> int:
     out.print(headline(problem), style="bold")
     solution = None
     if EXACT not in options.algorithms and options.bound_seconds > 0:
-        solution = _bound(problem, None, options, log)
+        solution = bound_by_solver(problem, None, options, log)
         if solution is None:
             raise KeyboardInterrupt
     with watch(log, quiet=options.quiet) as progress:
@@ -253,8 +253,8 @@ def checkpoint_folder(options: Namespace, folder: Path) -> Path | None:
     return folder / "checkpoint" if options.checkpoint == "" or options.resume else None
 
 
-def _bound(
-    problem: MemoryPlacement, result: Result | None, options: Namespace, log: Console
+def bound_by_solver(
+    problem: Any, result: Result | None, options: Namespace, log: Console
 ) -> ExactSolution | None:
     """The solver's answer, begun at the found plan; None if it is not asked for or was stopped."""
     seconds = options.bound_seconds
@@ -294,7 +294,8 @@ def _in_thread(
     return answer
 
 
-def _solver_line(solution: ExactSolution | None) -> str:
+def solver_line(solution: ExactSolution | None) -> str:
+    """What the solver adds to the line of effort."""
     if solution is None:
         return ""
     known = "proved" if solution.status == "proved" else "bounded"

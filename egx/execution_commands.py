@@ -11,14 +11,31 @@ from typing import Any
 
 import equinox as eqx
 import numpy as np
+from rich.console import Console
 
 from egx import api, lookups
 from egx import hardware as machines
-from egx.commands import checkpoint_folder, choose_folder, same_run, use_devices
-from egx.errors import EgxError, FormatError, HardwareError, ProblemError
+from egx.baselines.exact import ExactSolution
+from egx.commands import (
+    bound_by_solver,
+    checkpoint_folder,
+    choose_folder,
+    same_run,
+    solver_line,
+    use_devices,
+)
+from egx.errors import (
+    EgxError,
+    FormatError,
+    HardwareError,
+    MissingExtraError,
+    ProblemError,
+    SearchError,
+)
 from egx.formats.workload import Workload
 from egx.graph.corpus import perturb, perturb_seconds
 from egx.graph.graph import Model, real_sizes
+from egx.graph.padding import bucket_sizes, pad_graph
 from egx.hardware.spec import Hardware
 from egx.hardware.units import EXAMPLES, parse_quantity
 from egx.loading import is_workload, load, load_workload
@@ -32,6 +49,8 @@ from egx.report.execution_verdict import REFERENCE, device_table, judge_executio
 from egx.report.tables import effort_line
 from egx.report.units import format_bytes, format_count, format_seconds, format_speedup
 from egx.training.progress import Progress
+from egx.training.result import Result
+from egx.training.solved import EXACT
 from egx.training.synthetic import synthetic_models
 
 INTERRUPTED = 130
@@ -66,19 +85,24 @@ def optimize(options: Namespace) -> int:
     title = _title(problem)
     out.print(headline(problem), style="bold")
     with watch(log, quiet=options.quiet, best=_best(problem)) as progress:
+        # The solver has nothing to go on from.
+        keep = None if options.algorithm == EXACT else checkpoint_folder(options, folder)
         result = api.optimize(
             problem,
             options.algorithm,
             budget=options.budget,
             seed=options.seed,
             time_limit_s=options.time_limit,
-            checkpoint_dir=checkpoint_folder(options, folder),
+            checkpoint_dir=keep,
             resume=options.resume,
             devices=options.spread,
             progress=progress,
             **given,
         )
-    verdict = judge_execution(problem, result)
+    solution = _solution(problem, result, options, log)
+    if solution is not None:
+        result = result.with_bound(solution.bound, solution.status)
+    verdict = judge_execution(problem, result, solution)
     try:
         # First, for a reader of our output such as `head` may close it and end us.
         files = write_execution_folder(
@@ -95,10 +119,24 @@ def optimize(options: Namespace) -> int:
         remark = verdict.remark()
         if remark:
             out.print(remark, style="bold")
-        out.print(effort_line(result) + "\n")
+        out.print(effort_line(result) + solver_line(solution) + "\n")
         print_table(out, device_table(problem, problem.timeline(verdict.best.decisions)))
     out.print(f"wrote {folder}/: {', '.join(files)}")
     return INTERRUPTED if result.interrupted == "ctrl-c" else 0
+
+
+def _solution(
+    problem: Execution, result: Result, options: Namespace, log: Console
+) -> ExactSolution | None:
+    """The solver's answer, where there is a solver, the graph is small enough, and the cheap
+    bound leaves something to prove."""
+    proved = result.bound is not None and result.feasible and result.cost <= result.bound
+    if proved or options.algorithm == EXACT:
+        return None
+    try:
+        return bound_by_solver(problem, result, options, log)
+    except (SearchError, MissingExtraError):
+        return None
 
 
 def headline(problem: Execution) -> str:
@@ -268,13 +306,25 @@ def training_problems(options: Namespace) -> list[Execution]:
     if options.hardware is None:
         options.hardware = default
     machine = _machine(options)
+    # Of one size, so that making the problems compiles once.
+    sizes = bucket_sizes(*(_model(source).graph for source in sources))
     problems = []
     for index, source in enumerate(sources):
         for variant in range(options.variants):
             rng = np.random.default_rng((options.seed, index, variant))
             noisy = source if variant == 0 else _noisy(rng, source)
-            problems.append(_execution(noisy, machine, options))
+            problems.append(_execution(_padded(noisy, sizes), machine, options))
     return problems
+
+
+def _model(source: Workload | Model) -> Model:
+    return source.model if isinstance(source, Workload) else source
+
+
+def _padded(source: Workload | Model, sizes: tuple[int, int, int]) -> Workload | Model:
+    model = _model(source)
+    padded = dataclasses.replace(model, graph=pad_graph(model.graph, sizes))
+    return padded if isinstance(source, Model) else dataclasses.replace(source, model=padded)
 
 
 def _noisy(rng: np.random.Generator, source: Workload | Model) -> Workload | Model:

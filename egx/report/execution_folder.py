@@ -10,7 +10,7 @@ from egx.files import write_whole
 from egx.report.curves import convergence
 from egx.report.execution_plan import make_execution_plan
 from egx.report.execution_plan_file import write_execution_plan
-from egx.report.execution_verdict import REFERENCE, ExecutionVerdict, device_table
+from egx.report.execution_verdict import FOUND, REFERENCE, ExecutionVerdict, device_table
 from egx.report.folder import PLAN, REPORT, RESULT
 from egx.report.gantt import gantt
 from egx.report.tables import effort_line
@@ -77,7 +77,7 @@ def write_execution_folder(
 def _convergence(result: Result, verdict: ExecutionVerdict, title: str) -> Any:
     history, fits = result.history, result.history.best_feasible
     curve = (history.evaluations[fits], history.best_cost[fits])
-    lines = {plan.name: plan.cost for plan in verdict.plans[:-1] if plan.fits}
+    lines = {plan.name: plan.cost for plan in verdict.plans if plan.fits and plan.name != FOUND}
     if verdict.bound is not None:
         lines["optimum" if verdict.bound_status == "proved" else "bound"] = verdict.bound
     by_time = verdict.problem.objective == "makespan"

@@ -65,11 +65,11 @@ def read_execution_plan(path: str | os.PathLike[str]) -> ExecutionPlan:
         FormatError: naming the file, the field, its value and what was expected.
     """
     fields = Fields(read_json(path, FORMAT, VERSION), str(path), "")
+    if fields.text("problem") != PROBLEM:
+        raise fields.error("problem", repr(PROBLEM))
     fields.only(
         "format", "version", "problem", *(f.name for f in dataclasses.fields(ExecutionPlan))
     )
-    if fields.text("problem") != PROBLEM:
-        raise fields.error("problem", repr(PROBLEM))
     hardware = read_hardware(fields.inner("hardware"))
     model = read_model(fields.inner("model"))
     status = fields.optional("bound_status", "text")

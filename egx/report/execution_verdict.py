@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from egx.baselines.exact import ExactSolution
 from egx.graph.graph import real_sizes
 from egx.problems.execution import Execution
 from egx.report.tables import Table, bound_name
@@ -17,7 +18,7 @@ from egx.report.units import format_bytes, format_percent, format_seconds, forma
 from egx.simulate.timeline import Timeline
 from egx.training.result import Result
 
-REFERENCE, FOUND = "reference", "found"
+REFERENCE, FOUND, SOLVER = "reference", "found", "solver"
 # A found plan this close to the best is the best: float32 rounds.
 TIE = 1e-6
 
@@ -96,12 +97,19 @@ class ExecutionVerdict:
         return Table(header, tuple(rows), strong=strong)
 
 
-def judge_execution(problem: Execution, result: Result) -> ExecutionVerdict:
-    """Gathers what is known: the reference, the problem's heuristics, and the result."""
+def judge_execution(
+    problem: Execution, result: Result, solution: ExactSolution | None = None
+) -> ExecutionVerdict:
+    """Gathers what is known: the reference, the problem's heuristics, the result and, where it
+    ran and found a better one, the solver's plan."""
     given = {**problem.heuristics(), REFERENCE: problem.reference}
     names = [REFERENCE, *(name for name in given if name != REFERENCE)]
     plans = [_known(problem, name, given[name]) for name in names]
     plans.append(_known(problem, FOUND, result.decisions))
+    if solution is not None and solution.decisions is not None:
+        plan = _known(problem, SOLVER, solution.decisions)
+        if plan.fits and (not plans[-1].fits or plan.cost < plans[-1].cost * (1 - TIE)):
+            plans.append(plan)
     fitting = [plan for plan in plans if plan.fits] or plans
     least = min(plan.cost for plan in fitting)
     tied = [plan for plan in fitting if plan.cost <= least * (1 + TIE)]

@@ -215,10 +215,10 @@ class Fields:
 
 
 def _plan(fields: Fields) -> Plan:
-    scalars = [f.name for f in dataclasses.fields(Plan)]
-    fields.only("format", "version", "problem", *scalars)
     if fields.text("problem") != PROBLEM:
         raise fields.error("problem", repr(PROBLEM))
+    scalars = [f.name for f in dataclasses.fields(Plan)]
+    fields.only("format", "version", "problem", *scalars)
     hardware = read_hardware(fields.inner("hardware"))
     model = read_model(fields.inner("model"))
     status = fields.optional("bound_status", "text")
