@@ -111,7 +111,7 @@ def test_exact_refuses_what_it_cannot_use():
         egx.optimize(memory(), "exact", evaluator=lambda d: 1.0)
     with pytest.raises(SearchError, match="exact has no option 'batch'"):
         egx.optimize(memory(), "exact", options={"batch": 3})
-    with pytest.raises(SearchError, match="MemoryPlacement only"):
+    with pytest.raises(SearchError, match="MemoryPlacement and Execution"):
         egx.optimize(small_problem(), "exact")
     with pytest.raises(SearchError, match="no seeds"):
         egx.optimize_seeds(memory(), "exact", seeds=[1])

@@ -1,6 +1,7 @@
-"""The truth beside a search: an exact solver for memory placement, with a bound it can answer for.
+"""The truth beside a search: an exact solver with a bound it can answer for.
 
-The program of `egx.baselines.milp` goes to HiGHS (through SciPy) or to CP-SAT. What comes back is
+Execution goes to `egx.baselines.cp_sat_execution`. What follows is about memory placement. The
+program of `egx.baselines.milp` goes to HiGHS (through SciPy) or to CP-SAT. What comes back is
 valued again: plans by the simulator, bounds against every plan known.
 
 How the bound is kept safe. The relaxation's bound is computed from dual multipliers alone
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Literal
 
 import equinox as eqx
 import numpy as np
@@ -22,6 +22,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from egx.baselines.bounds import LinearBound, combinatorial_bound, solve_relaxation
 from egx.baselines.cp_sat import cp_model, solve_cp_sat
+from egx.baselines.cp_sat_execution import CP_SAT, exact_execution
 from egx.baselines.instance import (
     Instance,
     fits,
@@ -31,6 +32,7 @@ from egx.baselines.instance import (
     to_levels,
 )
 from egx.baselines.milp import SCALED_LATENCY, Program, build_program
+from egx.baselines.solution import PROVED, ExactSolution
 from egx.errors import InternalError, SearchError
 from egx.problems.base import (
     AbstractOutcome,
@@ -39,46 +41,17 @@ from egx.problems.base import (
     GivenDecisions,
     check_decisions,
 )
+from egx.problems.execution import Execution
 from egx.problems.memory_placement import MemoryPlacement
-
-PROVED = 1e-6
-"""Relative distance of cost and bound within which a plan counts as proved optimal."""
 
 SOLVER_MARGIN = 2.5e-7
 """What a bound from HiGHS's branch and bound is lowered by, relative to the latency."""
 
 RESCALE = 0.75
 
-SOLVERS = ("highs", "cp-sat")
+SOLVERS = ("highs", CP_SAT)
 
 Levels = tuple[np.ndarray, np.ndarray]
-Status = Literal["proved", "feasible", "bound only"]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ExactSolution:
-    """A plan, its cost and a bound that no plan of the problem undercuts, in seconds.
-
-    `status` is "proved" when the two are within `PROVED` of each other, "feasible" when there is
-    a plan that may not be the best, "bound only" when there is no plan. `cost` is the
-    simulator's, in float32 arithmetic; `latency_s` is the same in float64, which is what `bound`
-    is about. `bound` is never above `cost`.
-    """
-
-    decisions: Decisions | None
-    cost: float
-    bound: float
-    status: Status
-    seconds: float
-    latency_s: float
-    solver: str
-
-    @property
-    def gap(self) -> float:
-        """How far the plan may be above the optimum, relative to the bound; inf without one."""
-        if self.bound <= 0:
-            return 0.0 if self.cost <= 0 else float("inf")
-        return max(0.0, self.latency_s / self.bound - 1.0)
 
 
 def float32_slack(problem: AbstractProblem) -> float:
@@ -95,38 +68,50 @@ def check_bound(problem: AbstractProblem, cost: float, bound: float) -> None:
 
 
 def exact(
-    problem: MemoryPlacement,
+    problem: AbstractProblem,
     *,
     time_limit_s: float = 60.0,
-    solver: str = "highs",
+    solver: str | None = None,
     start: GivenDecisions | None = None,
     relative_gap: float = PROVED,
 ) -> ExactSolution:
-    """Solves memory placement to proven optimality, or as far as the time allows.
+    """Solves a problem to proven optimality, or as far as the time allows.
 
     Args:
-        problem: a concrete `MemoryPlacement` (of any prefetch depth, padded or not).
+        problem: a concrete `MemoryPlacement` (of any prefetch depth) or `Execution` (small graphs;
+            see `egx.baselines.cp_sat_execution` for what is proved), padded or not.
         time_limit_s: seconds, setting up included; HiGHS cannot be interrupted before.
-        solver: "highs", or "cp-sat" (OR-tools; `pip install 'egx[exact]'`).
+        solver: "highs" (memory placement's default), or "cp-sat" (OR-tools;
+            `pip install 'egx[exact]'`; the only one for execution).
         start: decisions to begin from, rectified when they are not valid. The result is never
-            worse than these, the reference or first fit.
+            worse than these or the problem's heuristics.
         relative_gap: the solver stops at this relative gap; at most `PROVED` counts as proved.
 
     Raises:
-        SearchError: for another problem, an unknown solver, or a limit or gap out of range.
+        SearchError: for another problem, one that is too large, an unknown solver, or a limit or
+            gap out of range.
         MissingExtraError: for "cp-sat" without OR-tools.
         InternalError: when two results contradict each other.
     """
     began = time.perf_counter()
+    if solver is None:
+        solver = CP_SAT if isinstance(problem, Execution) else SOLVERS[0]
     if solver not in SOLVERS:
         raise SearchError(f"unknown solver {solver!r}; known are {', '.join(SOLVERS)}")
     if not time_limit_s >= 0:
         raise SearchError(f"time_limit_s must be 0 or more, got {time_limit_s!r}")
     if not 0 <= relative_gap < 1:
         raise SearchError(f"relative_gap must be in [0, 1), got {relative_gap!r}")
-    if solver == "cp-sat":
+    if isinstance(problem, Execution):
+        if solver != CP_SAT:
+            raise SearchError(f"Execution is solved by {CP_SAT!r} only, not by {solver!r}")
+        return exact_execution(
+            problem, time_limit_s=time_limit_s, start=start, relative_gap=relative_gap
+        )
+    if solver == CP_SAT:
         cp_model()
     instance = memory_instance(problem)
+    assert isinstance(problem, MemoryPlacement)
 
     def left() -> float:
         return time_limit_s - (time.perf_counter() - began)
@@ -162,7 +147,7 @@ def _solve(problem, program, best, bound, solver, stop, left) -> tuple[Levels, f
     # Plans that are not better than the best by more than this are cut off.
     cutoff_s = latency(instance, *best) * (1.0 - stop / 4)
     reduced = restrict(program, relaxed, cutoff_s)
-    if solver == "cp-sat":
+    if solver == CP_SAT:
         found, proven_s = solve_cp_sat(reduced, best, time_limit_s=left(), relative_gap=stop / 4)
     else:
         found, proven_s = _solve_highs(reduced, time_limit_s=left(), relative_gap=stop / 4)
@@ -262,7 +247,7 @@ def _solution(
         bound=min(bound, exact_s, cost),
         status="proved" if _closed(instance, plan, bound, PROVED) else "feasible",
         seconds=time.perf_counter() - began,
-        latency_s=exact_s,
+        exact_cost=exact_s,
         solver=solver,
     )
 

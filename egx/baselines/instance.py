@@ -51,7 +51,7 @@ def memory_instance(problem: AbstractProblem) -> Instance:
     """
     if not isinstance(problem, MemoryPlacement):
         raise SearchError(
-            f"the exact solver knows MemoryPlacement only, got {type(problem).__name__}"
+            f"the exact solver knows MemoryPlacement and Execution, got {type(problem).__name__}"
         )
     graph, hardware = problem.graph, problem.hardware
     n, t, u = real_sizes(graph)

@@ -79,7 +79,7 @@ def metis_parts(case: HostCase, *, by_bytes: bool, seed: int = 0) -> np.ndarray:
     share = share / share.sum() if share.sum() > 0 else np.full(count, 1.0 / count)
     # A part of no size at all is refused.
     share = np.maximum(share, 1e-3)
-    share /= share.sum() * (1.0 + 1e-6)
+    share /= share.sum()
     starts, adjacent, bytes_between = _neighbours(case)
     _, parts = pymetis.part_graph(
         count,

@@ -10,7 +10,6 @@ import numpy as np
 from egx.baselines.exact import ExactSolution, exact
 from egx.errors import SearchError
 from egx.problems.base import AbstractProblem
-from egx.problems.memory_placement import MemoryPlacement
 from egx.training.identity import provenance
 from egx.training.result import History, Result
 
@@ -32,8 +31,6 @@ def solve(
         if option not in OPTIONS:
             raise SearchError(f"exact has no option {option!r} (it takes {', '.join(OPTIONS)})")
     limit = SECONDS if time_limit_s is None else time_limit_s
-    if not isinstance(problem, MemoryPlacement):
-        raise SearchError(f"exact solves MemoryPlacement only, got {type(problem).__name__}")
     solution = exact(problem, time_limit_s=limit, **dict(options or {}))
     return solution_result(problem, solution, budget=budget, seed=seed)
 

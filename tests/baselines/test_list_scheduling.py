@@ -21,8 +21,8 @@ from egx.problems.execution_plans import blocks, orders
 from egx.problems.execution_plans.list_scheduling import heft, spread_by_memory
 from egx.problems.execution_plans.live_curve import LiveCurve
 from egx.problems.execution_plans.plan import Plan, peak_units, replay
-from egx.simulate.host_case import HostCase
 from tests import runs
+from tests.baselines.host_cases import host, wide
 from tests.simulate import cases
 from tests.simulate import execution_cases as several
 
@@ -46,47 +46,6 @@ def problem(seed, devices=3, *, ops=14, free=False, **options):
             (jnp.full((devices, devices), jnp.inf), jnp.zeros((devices, devices))),
         )
     return Execution(graph, hardware, **options)
-
-
-def host(entries, devices, *, link=np.inf, latency_s=0.0, outputs=()):
-    """The host's view of plain entries (as `cases.build` takes them) on equal devices of a FLOP a
-    second, without a simulator."""
-    sizes = [len(op["sizes"]) for op in entries]
-    seconds = np.repeat(np.array([[op["flops"]] for op in entries]), devices, 1)
-    off = 1.0 - np.eye(devices)
-    count = len(entries)
-    return HostCase(
-        producer=np.repeat(np.arange(count), sizes),
-        units=np.array([s for op in entries for s in op["sizes"]], np.int64),
-        is_output=np.isin(np.arange(sum(sizes)), outputs),
-        use_tensor=np.array([t for op in entries for t in op["inputs"]], np.int64),
-        use_consumer=np.repeat(np.arange(count), [len(op["inputs"]) for op in entries]),
-        weight_units=np.array([op["weight"] for op in entries], np.int64),
-        opaque=np.zeros(count, bool),
-        reduction=np.zeros(count, bool),
-        seconds=seconds,
-        compute_s=seconds,
-        launch_s=np.zeros(devices),
-        link_s_per_byte=off / link,
-        link_latency_s=off * latency_s,
-        capacity_units=np.full(devices, 2**31 - 1),
-        unit_bytes=1.0,
-    )
-
-
-def wide(seed, ops, devices):
-    """A random graph in which many tensors wait long for their last readers."""
-    rng = np.random.default_rng(seed)
-    entries = [
-        {
-            "inputs": rng.integers(0, i, min(i, 3)).tolist() if i else [],
-            "sizes": [int(rng.integers(30, 70))],
-            "flops": float(rng.integers(1, 9)),
-            "weight": 0,
-        }
-        for i in range(ops)
-    ]
-    return host(entries, devices)
 
 
 def checked_order(case, order):
