@@ -17,7 +17,8 @@ from tests.simulate import cases
 from tests.simulate import execution_cases as several
 
 GENES = (("device", "op", 2), ("priority", "op", 1))
-TINY_NETWORK = {"width": 4, "depth": 1, "attention_heads": 1}
+# Compiling is what this costs, and messages of networks are tested elsewhere.
+TINY_NETWORK = {"width": 4, "depth": 1, "attention_heads": 1, "graph_network": False}
 TINY_POPULATION = {"evolution.size": 5, "evolution.elites": 1}
 
 
