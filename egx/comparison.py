@@ -15,6 +15,7 @@ import numpy as np
 from egx.errors import CheckpointError, FormatError
 from egx.files import read_json, write_whole
 from egx.report.tables import Table, comparison_table, standing
+from egx.report.units import format_bytes, format_seconds
 from egx.training.identity import differences
 from egx.training.result import BOUND_STATUSES, BoundStatus, Result
 
@@ -132,7 +133,19 @@ class Comparison:
             bound=self.bound,
             bound_status=self.bound_status,
             note="interrupted: some runs are missing" if self.interrupted else "",
+            **self._words(),
         )
+
+    def _words(self) -> dict[str, Any]:
+        """How costs and the reference are written, by the kind of problem."""
+        problem = next(iter(self.results.values()))[0].provenance.get("problem", {})
+        if problem.get("kind") != "Execution":
+            return {}
+        by_time = problem.get("objective") != "peak_memory"
+        return {
+            "show": format_seconds if by_time else format_bytes,
+            "reference_name": "reference",
+        }
 
     def __str__(self) -> str:
         return self.table().to_markdown()

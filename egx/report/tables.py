@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from rich import box
@@ -215,6 +215,8 @@ def comparison_table(
     bound: float | None = None,
     bound_status: str | None = None,
     seconds: bool = True,
+    show: Callable[[float], str] | None = None,
+    reference_name: str = "native",
     title: str = "",
     note: str = "",
 ) -> Table:
@@ -222,9 +224,11 @@ def comparison_table(
 
     "spread" is the standard deviation over seeds, "gap" how far the mean is above the bound.
     "to 1 %" is the median number of evaluations until a plan within 1 % of the best that any run
-    found, over the seeds that got there; "seconds" are per run, without compilation.
+    found, over the seeds that got there; "seconds" are per run, without compilation. `show` writes
+    costs, by default as seconds.
     """
-    show = format_seconds if seconds else (lambda value: f"{value:.6g}")
+    if show is None:
+        show = format_seconds if seconds else (lambda value: f"{value:.6g}")
     known = bound is not None and bound > 0
     header = (
         "algorithm",
@@ -258,7 +262,7 @@ def comparison_table(
         row.append(format_duration(s.seconds))
         rows.append(tuple(row))
     blank = ("",) * (len(header) - 2)
-    rows.append(("native", show(reference), *blank))
+    rows.append((reference_name, show(reference), *blank))
     if known:
         assert bound is not None
         rows.append((bound_name(bound_status), show(bound), *blank))
