@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 # Before JAX starts: the tests of devices need more than one, and compiling is most of what tests
 # cost, so the compiler optimises little.
@@ -26,6 +27,10 @@ if os.environ.get("EGX_TYPECHECK", "1") != "0":
 import jax
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+# A shell that starts tests in the background lets them ignore Ctrl-C, which some of them press.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
