@@ -280,7 +280,7 @@ class Compared:
         if setting.name in tuned or setting.corpus != "synthetic":
             return
         corpus = dict(config["corpora"]["synthetic"])
-        corpus |= {"seed": corpus["training_seeds"][0][0], "training_seeds": []}
+        corpus |= {"seed": corpus["training_seeds"][0][0], "training_seeds": [], "trial_seeds": []}
         chosen = config["tune"]
         problems = []
         for number, source in enumerate(sources("synthetic", corpus, setting.devices)):
@@ -333,7 +333,14 @@ def main() -> None:
         compared.run(args.methods or config["methods"], graphs, not args.no_exact)
         # The next setting compiles all anew.
         jax.clear_caches()
-    write_tables(runs, HERE / "results", list(known.values()), config["budgets"])
+    write_tables(
+        runs,
+        HERE / "results",
+        list(known.values()),
+        budgets=config["budgets"],
+        methods=config["methods"],
+        low=config["low_budget"],
+    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from readme import MAIN, words, write_results
 from settings import Setting
 
 from egx.files import write_whole
@@ -231,6 +232,16 @@ def passes_filter(found: Found, low: int) -> np.ndarray:
         return np.isfinite(found.base) & (low_cost >= (1 + FILTER_GAIN) * found.base)
 
 
+def common_graphs(found: Found, budgets: Sequence[int]) -> np.ndarray:
+    """The graphs that all searchers of the main comparison have done, of those that did any."""
+    kept = np.ones(len(found.graphs), bool)
+    for name in MAIN:
+        for budget in budgets:
+            if (name, budget) in found.cost:
+                kept &= ~np.isnan(found.cost[name, budget])
+    return kept
+
+
 def picture(found: Found, setting: Setting, budget: int, path: Path) -> None:
     """Every method's improvement over BRKGA 5K, graph by graph."""
     keys = [key for key in found.cost if key[1] == budget or key[0] == BEST_HEURISTIC]
@@ -250,32 +261,32 @@ def picture(found: Found, setting: Setting, budget: int, path: Path) -> None:
         axes.set_yticks(range(1, len(names) + 1), [name.replace("_", " ") for name in names])
         axes.axvline(0.0, color="0.5", lw=0.8)
         axes.set_xlabel("lower than BRKGA with 5,000 evaluations, %")
-        capped = ", capped" if setting.capped else ""
-        heading(
-            figure,
-            f"{setting.corpus}, {setting.devices} devices, {setting.transfers} transfers, "
-            f"{setting.objective}{capped}: {budget:,} evaluations, {len(found.graphs)} graphs",
-        )
+        heading(figure, f"{words(setting)}: {budget:,} evaluations, {len(found.graphs)} graphs")
         figure.savefig(path, dpi=110)
 
 
 def write_tables(
-    runs: Path, out: Path, settings: Sequence[Setting], budgets: Sequence[int], low: int = 200
+    runs: Path,
+    out: Path,
+    settings: Sequence[Setting],
+    *,
+    budgets: Sequence[int],
+    methods: Sequence[str],
+    low: int,
 ) -> None:
-    """Costs, tables and a picture of each setting that has rows."""
+    """Costs, tables and a picture of each setting that has rows; and the README's results."""
     out.mkdir(exist_ok=True)
-    parts, summary = [], {}
+    parts: list[str] = []
+    summary: dict[str, Any] = {}
+    main: dict[str, tuple[Setting, dict[tuple[str, int], dict[str, Any]]]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for setting in settings:
         path = runs / f"{setting.name}.jsonl"
         found = read(path) if path.exists() else None
         if found is None:
             continue
         every = np.ones(len(found.graphs), bool)
-        capped = ", capped" if setting.capped else ""
-        title = (
-            f"{setting.corpus}, {setting.devices} devices, {setting.transfers} transfers, "
-            f"{setting.objective.replace('_', ' ')}{capped}"
-        )
+        title = words(setting)
         kept = {f"{title}: all {len(found.graphs)} graphs": every}
         filtered = passes_filter(found, low)
         if 0 < filtered.sum() < len(every):
@@ -287,6 +298,12 @@ def write_tables(
             "cp_sat": found.solved,
             "all": [statistics(found, key, every) for key in found.cost],
         }
+        common = common_graphs(found, budgets)
+        if common.any():
+            main[setting.name] = setting, {k: statistics(found, k, common) for k in found.cost}
+        counts[setting.name] = {
+            name: int((~np.isnan(cost)).sum()) for (name, _), cost in found.cost.items()
+        } | {"cp_sat": sum(found.solved.values())}
         data = {
             "graphs": found.graphs,
             "families": found.families,
@@ -301,6 +318,7 @@ def write_tables(
         write_whole(out / "tables.md", "\n".join(parts))
         plain = json.loads(json.dumps(summary), parse_constant=lambda _: None)
         write_whole(out / "summary.json", json.dumps(plain, indent=1) + "\n")
+        write_results(out.parent / "README.md", main, counts, settings, budgets, methods)
 
 
 def _plain(values: np.ndarray) -> list[float | str | None]:

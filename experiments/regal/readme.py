@@ -1,0 +1,141 @@
+"""The part of the README that says what was found, written from the same numbers as results/."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from settings import Setting
+
+from egx.files import write_whole
+from egx.report.tables import Table
+
+FIRST, LAST = "<!-- results -->", "<!-- end of results -->"
+AIMS = {"makespan": 7.1, "peak_memory": 3.6}
+# The searchers of the main comparison, if a setting has them.
+MAIN = ("brkga", "brkga_seeded", "regal")
+
+Stats = Mapping[tuple[str, int], Mapping[str, Any]]
+
+
+def words(setting: Setting) -> str:
+    """A setting for people."""
+    capped = ", capped" if setting.capped else ""
+    objective = setting.objective.replace("_", " ")
+    return (
+        f"{setting.corpus}, {setting.devices} devices, {setting.transfers} transfers, "
+        f"{objective}{capped}"
+    )
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None or np.isnan(value) else f"{100 * value:+.2f}"
+
+
+def _pair(stats: Mapping[str, Any], name: str) -> str:
+    mean, error = stats.get(name, np.nan), stats.get(f"{name}_error", np.nan)
+    return "" if np.isnan(mean) else f"{100 * mean:+.2f} ± {100 * error:.2f}"
+
+
+def main_table(found: Mapping[str, tuple[Setting, Stats]], budget: int) -> Table:
+    """A row a setting, at one budget, on the graphs that all methods of the row have."""
+    rows = []
+    for setting, stats in found.values():
+        heuristic = next(s for (name, _), s in stats.items() if name == "best heuristic")
+        seeded = stats.get(("brkga_seeded", budget))
+        plain, learned = stats.get(("brkga", budget)), stats.get(("regal", budget))
+        if plain is None or seeded is None:
+            continue
+        share = None if learned is None else learned["equal_or_better_than_seeded"]
+        rows.append((
+            words(setting), str(plain["graphs"]), _signed(heuristic["gain"]),
+            _signed(plain["gain"]), _signed(seeded["gain"]),
+            "" if learned is None else _pair(learned, "gain"),
+            "" if learned is None else _pair(learned, "gain_on_seeded"),
+            "" if share is None else f"{100 * share:.0f} %",
+            "" if learned is None else _signed(learned["gain_on_heuristic"]),
+        ))  # fmt: skip
+    header = (
+        "setting", "graphs", "best heuristic", "brkga", "brkga seeded", "regal",
+        "regal on seeded", "regal no worse than seeded", "regal on best heuristic",
+    )  # fmt: skip
+    return Table(
+        header,
+        tuple(rows),
+        title=f"{budget:,} evaluations: lower than plain BRKGA with 5,000, % "
+        '("on": lower than that one)',
+    )
+
+
+def verdict(setting: Setting, stats: Stats, budget: int) -> str:
+    """One sentence on who is ahead at a budget."""
+    at = {name: s for (name, b), s in stats.items() if b == budget}
+    searched = {name: s for name, s in at.items() if not np.isnan(s["gain"])}
+    best = next(s for (name, _), s in stats.items() if name == "best heuristic")
+    # What fits more often is ahead, whatever it costs where it fits.
+    ranked = sorted([*searched.values(), best], key=lambda s: (-s["fits"], -s["gain"]))
+    order = ", ".join(
+        f"{s['method'].replace('_', ' ')} {_signed(s['gain'])} %"
+        + ("" if s["fits"] == 1 else f" (fits on {100 * s['fits']:.0f} %)")
+        for s in ranked[:4]
+    )
+    text = f"- {words(setting)} ({ranked[0]['graphs']} graphs): first {order}."
+    learned = searched.get("regal")
+    if learned is None:
+        return text + " No policy is shipped for it."
+    aim = AIMS[setting.objective]
+    reached = 100 * learned["gain"] >= aim
+    text += (
+        f" `regal` is {_signed(learned['gain'])} % lower than plain BRKGA (the paper's aim of "
+        f"{aim} % is {'reached' if reached else 'missed'}), better or equal on "
+        f"{100 * learned['equal_or_better']:.0f} % of graphs, "
+        f"{100 * learned['head_room']:.0f} % of the head-room"
+    )
+    gain, error = learned["gain_on_seeded"], learned["gain_on_seeded_error"]
+    if abs(gain) <= 2 * error:
+        text += f"; it is level with seeded BRKGA ({_signed(gain)} ± {100 * error:.2f} %)."
+    else:
+        side = "beats" if gain > 0 else "loses to"
+        text += f"; it {side} seeded BRKGA by {100 * abs(gain):.2f} ± {100 * error:.2f} %."
+    return text
+
+
+def missing(
+    settings: Sequence[Setting], graphs: Mapping[str, Mapping[str, int]], methods: Sequence[str]
+) -> str:
+    """What run.toml asks for and nobody ran; `graphs` counts those of each method."""
+    lines = []
+    for setting in settings:
+        have = graphs.get(setting.name)
+        if not have:
+            lines.append(f"- {words(setting)}: nothing.")
+            continue
+        lacks = [m for m in methods if have.get(m, 0) == 0]
+        note = f"; without {', '.join(lacks)}" if lacks else ""
+        lines.append(
+            f"- {words(setting)}: {have.get('brkga', 0)} of at most {setting.graphs} graphs, "
+            f"{have.get('cp_sat', 0)} of {setting.exact} by CP-SAT{note}."
+        )
+    return "\n".join(lines)
+
+
+def write_results(
+    path: Path,
+    found: Mapping[str, tuple[Setting, Stats]],
+    graphs: Mapping[str, Mapping[str, int]],
+    settings: Sequence[Setting],
+    budgets: Sequence[int],
+    methods: Sequence[str],
+) -> None:
+    """Puts tables, verdicts and what is missing between the marks."""
+    parts = ["## Who wins at 5,000 evaluations", ""]
+    parts += [verdict(setting, stats, 5000) for setting, stats in found.values()]
+    parts += ["", "## Main tables", ""]
+    parts += [main_table(found, budget).to_markdown() for budget in budgets]
+    parts += ["## What is not measured yet", "", missing(settings, graphs, methods), ""]
+    text = path.read_text()
+    before, rest = text.split(FIRST)
+    after = rest.split(LAST)[1]
+    write_whole(path, f"{before}{FIRST}\n\n" + "\n".join(parts) + f"\n{LAST}{after}")
