@@ -99,7 +99,7 @@ def _check_features(problem: AbstractProblem) -> None:
     require(np.isfinite(features).all(), "features must be finite, padding included")
 
 
-def _known_plans(problem: AbstractProblem) -> dict[str, Decisions]:
+def _known_plans(problem: AbstractProblem) -> Mapping[str, Decisions]:
     with doing("heuristics()"):
         plans = problem.heuristics()
     require("reference" in plans, "heuristics() must hold 'reference'")

@@ -22,7 +22,7 @@ def tiny_policy(kind, **size):
 
 # Small enough to compile fast; networks and large sums may differ in their last bits when they
 # run without jit or beside other seeds.
-TINY_NETWORK = {"width": 4, "depth": 1, "attention_heads": 1}
+TINY_NETWORK = {"width": 4, "depth": 1, "attention_heads": 1, "graph_network": False}
 TINY_POPULATION = {"evolution.size": 5, "evolution.elites": 1}
 OPTIONS = {
     "ea": {**TINY_NETWORK, **TINY_POPULATION},
