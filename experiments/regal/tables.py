@@ -79,7 +79,7 @@ def read(path: Path) -> Found | None:
             continue
         k, key = index[row["graph"]], (row["method"], row["budget"])
         families[k], ops[k] = row["family"], row["ops"]
-        if row["method"] == "bound":
+        if row["method"] in ("bound", "window bound"):
             bound[k] = max(bound[k], row["cost"])
             continue
         if row["method"] == "cp_sat":
@@ -153,6 +153,8 @@ def statistics(found: Found, key: tuple[str, int], kept: np.ndarray) -> dict[str
         "gain_quartiles": [float(q) for q in quartiles],
         "equal_or_better": equal_or_better(cost, base),
         "head_room": float(mean / room.mean()) if room.size and room.mean() > 0 else float("nan"),
+        "best_known_gain": mean_and_error(lower(found.best[kept], base))[0],
+        "bound_gain": mean_and_error(lower(found.bound[kept], base))[0],
         "above_best": -mean_and_error(lower(cost, found.best[kept]))[0],
         "above_bound": -mean_and_error(lower(cost, found.bound[kept]))[0],
         "second_gain": mean_and_error(lower(second, second_base))[0],
@@ -161,7 +163,9 @@ def statistics(found: Found, key: tuple[str, int], kept: np.ndarray) -> dict[str
         values = table.get(key, np.full(len(found.graphs), np.nan))[kept]
         out[name] = float(np.nanmedian(values)) if np.isfinite(values).any() else float("nan")
     heuristic = next(found.cost[k] for k in found.cost if k[0] == BEST_HEURISTIC)[kept]
-    for name, other in (("seeded", None if seeded is None else seeded[kept]),
+    plain = found.cost.get((BASE[0], key[1]))
+    for name, other in (("plain", None if plain is None else plain[kept]),
+                        ("seeded", None if seeded is None else seeded[kept]),
                         ("heuristic", heuristic)):  # fmt: skip
         if other is None:
             continue
@@ -191,6 +195,7 @@ def _seconds(value: float) -> str:
 HEADER = (
     "method", "evaluations", "graphs", "fits", "lower than BRKGA 5K, %", "quartiles, %",
     "equal or better", "head-room", "above best known", "above bound",
+    "lower than BRKGA, %",
     "lower than seeded BRKGA, %", "lower than best heuristic, %", "no worse than best heuristic",
     "second model, lower than BRKGA 5K", "CPU s a graph",
 )  # fmt: skip
@@ -214,6 +219,7 @@ def table(found: Found, budgets: Sequence[int], kept: np.ndarray, title: str) ->
             str(s["graphs"]), _percent(s["fits"], 0), _gain(s["gain"], s["gain_error"]),
             quartiles, _percent(s["equal_or_better"], 0), _percent(s["head_room"], 0),
             _percent(s["above_best"]), _percent(s["above_bound"]),
+            _gain(s.get("gain_on_plain", np.nan), s.get("gain_on_plain_error", np.nan)),
             _gain(s.get("gain_on_seeded", np.nan), s.get("gain_on_seeded_error", np.nan)),
             _gain(s["gain_on_heuristic"], s["gain_on_heuristic_error"]),
             _percent(s["equal_or_better_than_heuristic"], 0), _percent(s["second_gain"]),
