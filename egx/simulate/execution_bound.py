@@ -17,6 +17,7 @@ import numpy as np
 from egx.simulate.host_case import HostCase
 
 ROUNDS = 60
+WINDOWS = 128
 _LEAST = 2.0**-126  # what is smaller may be flushed to 0
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -28,6 +29,9 @@ def makespan_bound(case: HostCase, *, fuses: bool = False) -> float:
     its inputs, and an input comes from the device from which it could be there first; by induction
     over ops. The load: for any weights y over devices that sum to 1, the most loaded device has at
     least the weighted mean load, which is at least the sum over ops of min over d of y_d seconds_d.
+    The window: of ops that all have `head` seconds of others before them and `tail` seconds after
+    them, some device runs at least the mean (Carlier and Pinson, Management Science 35, 1989):
+    nothing runs beside a graph's only source or sink.
 
     With fusion (`fuses`) a cluster takes at least the sum of its ops' compute, on one device, and
     its ops on a path follow one another inside it, without transfers. An opaque op is never fused;
@@ -42,7 +46,8 @@ def makespan_bound(case: HostCase, *, fuses: bool = False) -> float:
     path, hops = _longest_path(case, seconds, transfers=not fuses)
     path *= 1.0 - (6 * hops + terms * fuses + 4) * 2.0**-24
     load = _load(seconds) * (1.0 - (terms + 4) * 2.0**-24)
-    bound = max(path, load) * (1.0 - 2.0**-40) - 4 * terms * _LEAST
+    window = _window(case, seconds.min(1)) * (1.0 - (6 * hops + terms + 8) * 2.0**-24)
+    bound = max(path, load, window) * (1.0 - 2.0**-40) - 4 * terms * _LEAST
     return min(max(bound, 0.0), _LARGEST)
 
 
@@ -114,6 +119,32 @@ def _longest_path(case: HostCase, seconds: np.ndarray, *, transfers: bool) -> tu
             depth[op] = max(depth[op], depth[source] + 1)
         ends[op] = begins + seconds[op]
     return float(ends.min(1).max()), max(depth)
+
+
+def _window(case: HostCase, seconds: np.ndarray) -> float:
+    """The most that head + seconds / devices + tail comes to, over some of the possible heads."""
+    producer = case.producer.tolist()
+    head, tail = [0.0] * case.num_ops, [0.0] * case.num_ops
+    took = seconds.tolist()
+    for op, tensors in enumerate(case.inputs):
+        for tensor in tensors:
+            source = producer[tensor]
+            head[op] = max(head[op], head[source] + took[source])
+    for op in range(case.num_ops - 1, -1, -1):
+        for tensor in case.inputs[op]:
+            source = producer[tensor]
+            tail[source] = max(tail[source], tail[op] + took[op])
+    heads, tails = np.asarray(head), np.asarray(tail)
+    by_tail = np.argsort(-tails, kind="stable")
+    heads, tails, seconds = heads[by_tail], tails[by_tail], seconds[by_tail]
+    values = np.unique(heads)
+    best = 0.0
+    for value in values[:: max(len(values) // WINDOWS, 1)]:
+        late = heads >= value
+        # The ops whose tail is at least each of the falling tails.
+        load = np.cumsum(seconds[late]) / case.num_devices
+        best = max(best, float(value + (load + tails[late]).max()))
+    return best
 
 
 def _load(seconds: np.ndarray) -> float:

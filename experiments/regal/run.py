@@ -26,7 +26,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-from bounds import window_bound
 from settings import Case, Setting, make_case, sources
 from tables import write_tables
 
@@ -176,7 +175,7 @@ class Compared:
         if graph in self._left_out():
             return True
         wanted = [(m, b) for m in methods for b in self._budgets(m) if self._possible(m)]
-        wanted += [("bound", 0), ("window bound", 0), *([("cp_sat", 0)] if solves else [])]
+        wanted += [("bound", 0), *([("cp_sat", 0)] if solves else [])]
         return not any(self._missing(graph, m, b) for m, b in wanted)
 
     def _possible(self, method: str) -> bool:
@@ -192,9 +191,6 @@ class Compared:
         took = time.perf_counter() - began
         if self._missing(case.name, "bound", 0):
             self._heuristics(case, plans, took)
-        if self._missing(case.name, "window bound", 0):
-            by_time = self.setting.objective == "makespan"
-            self._append(case, "window bound", 0, cost=window_bound(case.problem) if by_time else 0)
         for method in methods:
             if self._possible(method):
                 self._search(case, method, plans, took)

@@ -73,6 +73,16 @@ def test_it_is_met_by_hand():
     assert makespan_bound(host(apart, 3)) <= 4.0
 
 
+def test_nothing_runs_beside_an_only_source_or_sink():
+    """2 s, then eight ops of 2 s on two devices, then 2 s: neither the path (6 s) nor the load
+    (10 s) but 12 s."""
+    ops = [{"inputs": [], "sizes": [1], "flops": 2.0, "weight": 0}]
+    ops += [{"inputs": [0], "sizes": [1], "flops": 2.0, "weight": 0} for _ in range(8)]
+    ops += [{"inputs": list(range(1, 9)), "sizes": [1], "flops": 2.0, "weight": 0}]
+    assert makespan_bound(host(ops, 2)) == pytest.approx(12.0, rel=1e-5)
+    assert makespan_bound(host(ops, 2)) <= 12.0
+
+
 def test_unequal_devices_share_the_load_as_they_can():
     """A device twice as fast takes two thirds: 12 seconds of work end after 4."""
     ops = [{"inputs": [], "sizes": [], "flops": 1.0, "weight": 0} for _ in range(12)]
