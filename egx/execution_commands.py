@@ -40,7 +40,7 @@ from egx.hardware.spec import Hardware
 from egx.hardware.units import EXAMPLES, parse_quantity
 from egx.loading import is_workload, load, load_workload
 from egx.lookups import load_options
-from egx.policies.loading import load_policy
+from egx.policies.loading import POLICY_FILE, load_policy
 from egx.problems.execution import Execution
 from egx.problems.workloads import execution_problem
 from egx.report.console import console, error_console, print_table, watch
@@ -58,7 +58,6 @@ REGAL = "regal"
 DEFAULT_HARDWARE = "a100"
 DEFAULT_DEVICES = 2
 MODEL_FILES = (".onnx", ".onnx.gz", ".json", ".pbtxt", ".prototxt", ".stg")
-POLICY_FILE = "policy.npz"
 SYNTHETIC = "synthetic"
 
 # Options that only an Execution problem has, by their names in the parser.
@@ -80,7 +79,7 @@ def optimize(options: Namespace) -> int:
     problem, loaded_with = _problem(options)
     given: dict[str, Any] = {"options": dict(options.option)}
     if options.policy is not None:
-        given["policy"] = load_policy(_policy_file(Path(options.policy)))
+        given["policy"] = load_policy(options.policy)
     folder = choose_folder(options, problem, same_run(problem, options, given))
     title = _title(problem)
     out.print(headline(problem), style="bold")
@@ -245,11 +244,6 @@ def _quantity(option: str, text: str | None, kind: str) -> float | None:
     return value
 
 
-def _policy_file(path: Path) -> Path:
-    """The policy in a folder that `egx train` wrote, or the file itself."""
-    return path / POLICY_FILE if path.is_dir() else path
-
-
 # Training.
 
 
@@ -273,7 +267,7 @@ def train(options: Namespace) -> int:
     )
     start = None
     if options.policy is not None:
-        start = load_policy(_policy_file(Path(options.policy)))
+        start = load_policy(options.policy)
     with watch(log, quiet=options.quiet, best=_score, what="steps") as progress:
         policy = api.train(
             problems,

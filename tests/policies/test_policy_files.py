@@ -12,7 +12,7 @@ from egx.errors import CheckpointError
 from egx.policies import files
 from egx.policies.files import read_policy, save_policy
 from egx.policies.graph_unet import GraphUNetPolicy
-from egx.policies.loading import load_policy
+from egx.policies.loading import POLICY_FILE, load_policy
 
 CHOICES = (("weights", 3), ("activations", 3))
 
@@ -109,3 +109,11 @@ def test_a_full_disk_keeps_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="cannot be written: No space left"):
         save_policy(policy(width=8), tmp_path / "p")
     assert (tmp_path / "p").read_bytes() == before
+
+
+def test_a_folder_stands_for_the_policy_in_it(tmp_path):
+    save_policy(policy(), tmp_path / POLICY_FILE)
+    assert load_policy(tmp_path).config() == policy().config()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"empty.policy\.npz: cannot be read: No such file"):
+        load_policy(tmp_path / "empty")
