@@ -177,6 +177,7 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", help="only these")
     parser.add_argument("--prefetch", nargs="+", type=int, help="only these")
     parser.add_argument("--seeds", type=int, help="no more than so many now; the rest later")
+    parser.add_argument("--tables", action="store_true", help="run nothing, write what there is")
     args = parser.parse_args()
     config = tomllib.loads((HERE / args.config).read_text())
     runs, out = HERE / "runs", HERE / "results"
@@ -201,7 +202,8 @@ def main() -> None:
         if args.seeds is not None:
             cell = dataclasses.replace(cell, seeds=min(cell.seeds, args.seeds))
         problem = problem_of(cell)
-        run_cell(problem, cell, runs, config["budget"], config["seeds_together"])
+        if not args.tables:
+            run_cell(problem, cell, runs, config["budget"], config["seeds_together"])
         folder = runs / cell.folder
         comparison = collect(problem, folder, config["algorithms"], config["budget"])
         if comparison is not None:

@@ -79,7 +79,7 @@ def read(path: Path) -> Found | None:
             continue
         k, key = index[row["graph"]], (row["method"], row["budget"])
         families[k], ops[k] = row["family"], row["ops"]
-        if row["method"] in ("bound", "window bound"):
+        if row["method"] == "bound":
             bound[k] = max(bound[k], row["cost"])
             continue
         if row["method"] == "cp_sat":
