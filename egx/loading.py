@@ -13,12 +13,11 @@ from egx.errors import FormatError, GraphError
 from egx.formats.costgraph import load_costgraph
 from egx.formats.dagbench import load_dagbench
 from egx.formats.dnn_partitioning import load_dnn_partitioning
-from egx.formats.json_fields import read_object
 from egx.formats.native import FORMAT as NATIVE
 from egx.formats.native import load_json
 from egx.formats.onnx import load_onnx
 from egx.formats.stg import load_stg
-from egx.formats.workload import Workload
+from egx.formats.workload import Workload, read_object
 from egx.graph.graph import Model
 
 # What a caller may always pass: for a zoo model it asks for nothing.
@@ -112,7 +111,7 @@ def _workload_reader(name: str) -> tuple[str, Callable[..., Workload], tuple[str
             if NATIVE in file.read(100):
                 return None
         try:
-            content = read_object(name).content
+            content = read_object(name).data
         except FormatError:
             return None
         if "task_graph" in content:

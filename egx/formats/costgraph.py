@@ -27,9 +27,10 @@ import numpy as np
 from egx.errors import FormatError
 from egx.files import write_whole
 from egx.formats.textproto import Field, Word, read_fields
-from egx.formats.workload import MICROSECOND, Workload, short, topological
+from egx.formats.workload import MICROSECOND, Workload, topological
 from egx.graph.builder import GraphBuilder, Tensor
 from egx.graph.graph import Model, real_sizes
+from egx.json_fields import short
 
 _MOST = 2**63 - 1
 # Fields of a GraphDef's node: the other kind of .pbtxt, which has neither sizes nor times.

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from egx.errors import FormatError
-from egx.formats.json_fields import JsonFields, read_object
-from egx.formats.workload import Workload, topological
+from egx.formats.workload import Workload, read_object, topological
 from egx.graph.builder import GraphBuilder, Tensor
 from egx.graph.graph import OP_CLASSES
 from egx.hardware.spec import Hardware
+from egx.json_fields import Fields
 
 # Sizes that are no whole numbers are counted in parts, as many as int32 can add up.
 _MOST_PARTS = 2.0**20
@@ -56,7 +56,7 @@ def load_dagbench(path: str | os.PathLike[str]) -> Workload:
     for e, (source, target) in enumerate(ends):
         out[source].append(e)
         into[target].append(e)
-    name = top.content.get("name")
+    name = top.data.get("name")
     builder = GraphBuilder(name if isinstance(name, str) and name else file.parent.name)
     tensors: dict[int, Tensor] = {}
     for k in model_order:
@@ -78,7 +78,7 @@ def load_dagbench(path: str | os.PathLike[str]) -> Workload:
     return Workload(model, seconds / speeds, hardware, notes={"parts": parts})
 
 
-def _indices(records: list[JsonFields]) -> dict[str, int]:
+def _indices(records: list[Fields]) -> dict[str, int]:
     index: dict[str, int] = {}
     for k, record in enumerate(records):
         name = record.text("name")
@@ -88,14 +88,14 @@ def _indices(records: list[JsonFields]) -> dict[str, int]:
     return index
 
 
-def _one_of(record: JsonFields, field: str, index: dict[str, int]) -> int:
+def _one_of(record: Fields, field: str, index: dict[str, int]) -> int:
     name = record.text(field)
     if name not in index:
         raise record.error(field, "the name of a record of this file")
     return index[name]
 
 
-def _order(file: Path, tasks: list[JsonFields], ends: list[tuple[int, int]]) -> list[int]:
+def _order(file: Path, tasks: list[Fields], ends: list[tuple[int, int]]) -> list[int]:
     def cycle(k: int) -> FormatError:
         name = tasks[k].text("name")
         return FormatError(
@@ -114,7 +114,7 @@ def _parts(sizes: list[float]) -> float:
     return parts
 
 
-def _network(network: JsonFields, name: str, parts: float) -> Hardware:
+def _network(network: Fields, name: str, parts: float) -> Hardware:
     nodes = list(network.records("nodes"))
     if not nodes:
         raise FormatError(f"{network.file}: network.nodes: expected at least one node, got none")

@@ -23,11 +23,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from egx.errors import FormatError
-from egx.formats.json_fields import JsonFields, read_object
-from egx.formats.workload import Workload, topological
+from egx.formats.workload import Workload, read_object, topological
 from egx.graph.builder import GraphBuilder, Tensor
 from egx.graph.graph import OP_CLASSES, real_sizes
 from egx.hardware.spec import Hardware
+from egx.json_fields import Fields
 
 MILLISECOND = 1e-3
 RESULTS = "reference_results.json"
@@ -77,8 +77,8 @@ def load_dnn_partitioning(
         np.array(columns).T,
         hardware,
         notes={
-            "color_class": [nodes[k].content.get("colorClass") for k in order],
-            "backward": [bool(nodes[k].content.get("isBackwardNode", False)) for k in order],
+            "color_class": [nodes[k].data.get("colorClass") for k in order],
+            "backward": [bool(nodes[k].data.get("isBackwardNode", False)) for k in order],
             "bytes_per_s": rate / MILLISECOND,
             "published": _published(Path(path)),
         },
@@ -112,16 +112,14 @@ def device_loads(workload: Workload, device: Int[np.ndarray, " N"]) -> Float[np.
     return loads
 
 
-def _end(edge: JsonFields, field: str, index: dict[int, int]) -> int:
+def _end(edge: Fields, field: str, index: dict[int, int]) -> int:
     value = edge.whole(field)
     if value not in index:
         raise edge.error(field, "the id of a node")
     return index[value]
 
 
-def _costs(
-    edges: list[JsonFields], ends: list[tuple[int, int]], nodes: int
-) -> Float[np.ndarray, " N"]:
+def _costs(edges: list[Fields], ends: list[tuple[int, int]], nodes: int) -> Float[np.ndarray, " N"]:
     """Milliseconds to move each node's output."""
     cost = np.full(nodes, np.nan)
     for edge, (source, _) in zip(edges, ends, strict=True):
@@ -132,18 +130,18 @@ def _costs(
     return np.nan_to_num(cost)
 
 
-def _bandwidth(edges: list[JsonFields]) -> float:
+def _bandwidth(edges: list[Fields]) -> float:
     """Bytes a millisecond: what most edges that have both a size and a cost agree on."""
     rates = [
         edge.number("size") / edge.number("cost")
         for edge in edges
-        if "size" in edge.content and edge.number("cost") > 0 and edge.number("size") > 0
+        if "size" in edge.data and edge.number("cost") > 0 and edge.number("size") > 0
     ]
     # Without sizes a byte stands for a microsecond.
     return float(np.median(rates)) if rates else 1e3
 
 
-def _order(top: JsonFields, nodes: list[JsonFields], ends: list[tuple[int, int]]) -> list[int]:
+def _order(top: Fields, nodes: list[Fields], ends: list[tuple[int, int]]) -> list[int]:
     def cycle(k: int) -> FormatError:
         return FormatError(
             f"{top.file}: edges: expected no cycles, but node {nodes[k].whole('id')} waits for "
@@ -155,7 +153,7 @@ def _order(top: JsonFields, nodes: list[JsonFields], ends: list[tuple[int, int]]
 
 def _model(
     path: str | os.PathLike[str],
-    nodes: list[JsonFields],
+    nodes: list[Fields],
     ends: list[tuple[int, int]],
     order: list[int],
     output_bytes: Float[np.ndarray, " N"],
@@ -169,7 +167,7 @@ def _model(
     taken: set[str] = set()
     for k in order:
         node = nodes[k]
-        label = node.content.get("name") or f"node{node.whole('id')}"
+        label = node.data.get("name") or f"node{node.whole('id')}"
         name = str(label) if label not in taken else f"{label}#{node.whole('id')}"
         taken.add(name)
         size = float(output_bytes[k]) if k in feeds else 0.0
@@ -218,6 +216,6 @@ def _published(path: Path) -> dict[str, Any]:
         if (folder / RESULTS).is_file():
             case = whole.relative_to(folder).with_suffix("").as_posix()
             objective, _, name = case.partition("/")
-            table = read_object(folder / RESULTS).content.get(objective, {})
+            table = read_object(folder / RESULTS).data.get(objective, {})
             return dict(table.get(name, {})) if isinstance(table, dict) else {}
     return {}

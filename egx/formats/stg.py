@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from egx.errors import FormatError
-from egx.formats.workload import Workload, read_text, short
+from egx.formats.workload import Workload, read_text
 from egx.graph.builder import GraphBuilder, Tensor
 from egx.graph.graph import OP_CLASSES
 from egx.hardware.spec import Hardware
+from egx.json_fields import short
 
 
 def load_stg(path: str | os.PathLike[str], *, processors: int = 2) -> Workload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from jaxtyping import Float
 from egx.errors import FormatError
 from egx.graph.graph import Model, real_sizes
 from egx.hardware.spec import Hardware
+from egx.json_fields import Fields
 
 MICROSECOND = 1e-6
 
@@ -79,10 +81,20 @@ def read_text(path: str | os.PathLike[str]) -> str:
         raise FormatError(f"{path}: not a text file ({error})") from None
 
 
-def short(value: Any) -> str:
-    """A value for a message, cut to a readable length."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def read_object(path: str | os.PathLike[str]) -> Fields:
+    """The object that a JSON file holds.
+
+    Raises:
+        FormatError: naming the file, and line and column where it is not JSON.
+    """
+    try:
+        content = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        where = f"{path}:{error.lineno}"
+        raise FormatError(f"{where}: not JSON, or truncated ({error.msg})") from None
+    except RecursionError:
+        raise FormatError(f"{path}: not JSON: it is nested too deeply") from None
+    return Fields(content, os.fspath(path), "")
 
 
 def topological(

@@ -9,19 +9,19 @@ from typing import Any
 from egx.errors import FormatError
 from egx.files import read_json, write_whole
 from egx.hardware.spec import Hardware
+from egx.json_fields import Fields
 from egx.problems.execution import DECISIONS, OPTIONS
 from egx.report.execution_plan import ExecutionPlan, ScheduledOp, ScheduledTransfer
 from egx.report.plan import ModelId
 from egx.report.plan_file import (
     FORMAT,
     VERSION,
-    Fields,
     hardware_json,
     plan_text,
+    read_bound,
     read_hardware,
     read_model,
 )
-from egx.training.result import BOUND_STATUSES
 
 PROBLEM = "execution"
 
@@ -72,12 +72,7 @@ def read_execution_plan(path: str | os.PathLike[str]) -> ExecutionPlan:
     )
     hardware = read_hardware(fields.inner("hardware"))
     model = read_model(fields.inner("model"))
-    status = fields.optional("bound_status", "text")
-    if status not in (*BOUND_STATUSES, None):
-        raise fields.error("bound_status", f"one of {', '.join(BOUND_STATUSES)}, or null")
-    bound = fields.optional("bound", "number")
-    if (bound is None) != (status is None):
-        raise fields.error("bound", "a number with bound_status beside it, or null for both")
+    bound, status = read_bound(fields, "bound")
     levels = fields.whole("fusion_levels", 1)
     given = _decisions(fields, "given")
     sending = None

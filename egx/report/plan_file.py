@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import numpy as np
 from egx.errors import EgxError, FormatError
 from egx.files import read_json, write_whole
 from egx.hardware.spec import Hardware
+from egx.json_fields import Fields
 from egx.report.plan import ModelId, Placed, Plan
 from egx.training.result import BOUND_STATUSES
 
@@ -117,103 +116,6 @@ def _dump(value: Any) -> str:
     return json.dumps(value, allow_nan=False, ensure_ascii=False)
 
 
-class Fields:
-    """One object of the file; knows where it stands and refuses what should not be there."""
-
-    def __init__(self, data: Any, file: str, where: str):
-        self.file, self.where = file, where
-        if not isinstance(data, dict):
-            raise FormatError(f"{file}: {where} must be an object, got {data!r}")
-        self.data = data
-
-    def error(self, field: str, expected: str) -> FormatError:
-        if field not in self.data:
-            return FormatError(f"{self.file}: {self._path(field)} is missing; expected {expected}")
-        value = repr(self.data[field])
-        shown = value if len(value) <= 60 else value[:57] + "..."
-        return FormatError(f"{self.file}: {self._path(field)} is {shown}; expected {expected}")
-
-    def only(self, *fields: str) -> None:
-        for field in self.data:
-            if field not in fields:
-                raise FormatError(f"{self.file}: {self._path(field)} is no field of a plan")
-
-    def text(self, field: str) -> str:
-        value = self.data.get(field)
-        if not isinstance(value, str):
-            raise self.error(field, "text")
-        return value
-
-    def whole(self, field: str, low: int = 0, high: int | None = None) -> int:
-        value: Any = self.data.get(field)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or value < low or (high is not None and value > high):
-            limit = f"{low} or more" if high is None else f"from {low} to {high}"
-            raise self.error(field, f"a whole number, {limit}")
-        return value
-
-    def number(self, field: str) -> float:
-        value: Any = self.data.get(field)
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not good or not math.isfinite(value) or value < 0:
-            raise self.error(field, "a number, 0 or more")
-        return float(value)
-
-    def flag(self, field: str) -> bool:
-        value = self.data.get(field)
-        if not isinstance(value, bool):
-            raise self.error(field, "true or false")
-        return value
-
-    def real(self, field: str) -> float:
-        value: Any = self.data.get(field)
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not good or not math.isfinite(value):
-            raise self.error(field, "a finite number")
-        return float(value)
-
-    def listed(self, field: str, read: str, *limits: int) -> tuple[Any, ...]:
-        """A list whose entries are each read as a field is."""
-        value = self.data.get(field)
-        if not isinstance(value, list):
-            raise self.error(field, "a list")
-        entries = {f"{field}[{index}]": entry for index, entry in enumerate(value)}
-        inner = Fields(entries, self.file, self.where)
-        return tuple(getattr(inner, read)(name, *limits) for name in entries)
-
-    def one_of(self, field: str, known: Sequence[str]) -> str:
-        value = self.data.get(field)
-        if not isinstance(value, str) or value not in known:
-            raise self.error(field, f"one of {', '.join(known)}")
-        return value
-
-    def names(self, field: str) -> list[str]:
-        value = self.data.get(field)
-        if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
-            raise self.error(field, "a list of names")
-        return value
-
-    def optional(self, field: str, read: str) -> Any:
-        if field in self.data and self.data[field] is None:
-            return None
-        return getattr(self, read)(field)
-
-    def inner(self, field: str) -> Fields:
-        if not isinstance(self.data.get(field), dict):
-            raise self.error(field, "an object")
-        return Fields(self.data[field], self.file, self._path(field))
-
-    def records(self, field: str) -> Iterator[Fields]:
-        value = self.data.get(field)
-        if not isinstance(value, list):
-            raise self.error(field, "a list of records")
-        for index, entry in enumerate(value):
-            yield Fields(entry, self.file, f"{self._path(field)}[{index}]")
-
-    def _path(self, field: str) -> str:
-        return f"{self.where}.{field}" if self.where else field
-
-
 def _plan(fields: Fields) -> Plan:
     if fields.text("problem") != PROBLEM:
         raise fields.error("problem", repr(PROBLEM))
@@ -221,12 +123,7 @@ def _plan(fields: Fields) -> Plan:
     fields.only("format", "version", "problem", *scalars)
     hardware = read_hardware(fields.inner("hardware"))
     model = read_model(fields.inner("model"))
-    status = fields.optional("bound_status", "text")
-    if status not in (*BOUND_STATUSES, None):
-        raise fields.error("bound_status", f"one of {', '.join(BOUND_STATUSES)}, or null")
-    bound = fields.optional("bound_s", "number")
-    if (bound is None) != (status is None):
-        raise fields.error("bound_s", "a number with bound_status beside it, or null for both")
+    bound, status = read_bound(fields, "bound_s")
     levels = hardware.level_names
     return Plan(
         name=fields.text("name"),
@@ -245,6 +142,17 @@ def _plan(fields: Fields) -> Plan:
         tensors=tuple(_placed(r, model, levels, True) for r in fields.records("tensors")),
         egx=fields.text("egx"),
     )
+
+
+def read_bound(fields: Fields, field: str) -> tuple[float | None, str | None]:
+    """A bound and, beside it, what is known of it."""
+    status = fields.optional("bound_status", "text")
+    if status not in (*BOUND_STATUSES, None):
+        raise fields.error("bound_status", f"one of {', '.join(BOUND_STATUSES)}, or null")
+    bound = fields.optional(field, "number")
+    if (bound is None) != (status is None):
+        raise fields.error(field, "a number with bound_status beside it, or null for both")
+    return bound, status
 
 
 def read_model(fields: Fields) -> ModelId:

@@ -77,12 +77,15 @@ def test_broken_sizes_keep_their_transfer_times(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda d: d["task_graph"]["tasks"][1].pop("cost"), "task_graph.tasks[1].cost: expected"),
-        (lambda d: d["task_graph"]["tasks"][1].update(cost="x"), "of 0 or more, got 'x'"),
-        (lambda d: d["task_graph"]["tasks"][1].update(name="b"), "tasks[1].name: expected a name"),
+        (lambda d: d["task_graph"]["tasks"][1].pop("cost"), "tasks[1].cost is missing; expected"),
+        (lambda d: d["task_graph"]["tasks"][1].update(cost="x"), "cost is 'x'; expected a number"),
+        (
+            lambda d: d["task_graph"]["tasks"][1].update(name="b"),
+            "tasks[1].name is 'b'; expected a name",
+        ),
         (
             lambda d: d["task_graph"]["dependencies"][1].update(target="z"),
-            "task_graph.dependencies[1].target: expected the name",
+            "task_graph.dependencies[1].target is 'z'; expected the name",
         ),
         (
             lambda d: d["task_graph"]["dependencies"].append(
@@ -91,14 +94,14 @@ def test_broken_sizes_keep_their_transfer_times(tmp_path):
             "expected no cycles",
         ),
         (lambda d: d["task_graph"].update(tasks=[]), "task_graph.tasks: expected at least one"),
-        (lambda d: d.pop("network"), "network: expected an object, got nothing"),
+        (lambda d: d.pop("network"), "network is missing; expected an object"),
         (
             lambda d: d["network"]["nodes"][0].update(speed=0),
-            "nodes[0].speed: expected a number ab",
+            "nodes[0].speed is 0; expected a number ab",
         ),
         (lambda d: d["network"].update(edges=[]), "network.edges: expected one from 'slow'"),
-        (lambda d: d["network"].update(edges=3), "network.edges: expected a list"),
-        (lambda d: d["network"].update(edges=[3]), "network.edges[0]: expected an object, got 3"),
+        (lambda d: d["network"].update(edges=3), "network.edges is 3; expected a list"),
+        (lambda d: d["network"].update(edges=[3]), "network.edges[0] must be an object, got 3"),
     ],
 )
 def test_broken_files_are_named_with_record_and_field(tmp_path, change, said):

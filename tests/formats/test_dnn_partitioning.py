@@ -85,11 +85,17 @@ def test_other_numbers_of_devices(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda d: d.pop("maxCPUs"), "maxCPUs: expected a whole number of 0 or more, got nothing"),
-        (lambda d: d["nodes"][1].update(id=7), "nodes[1].id: expected an id of its own, got 7"),
-        (lambda d: d["nodes"][1].update(cpuLatency=-1), "nodes[1].cpuLatency: expected a number"),
-        (lambda d: d["edges"][2].update(destId=8), "edges[2].destId: expected the id of a node"),
-        (lambda d: d["edges"][1].update(cost=0.6), "edges[1].cost: expected 0.5, as on"),
+        (lambda d: d.pop("maxCPUs"), "maxCPUs is missing; expected a whole number, 0 or more"),
+        (lambda d: d["nodes"][1].update(id=7), "nodes[1].id is 7; expected an id of its own"),
+        (
+            lambda d: d["nodes"][1].update(cpuLatency=-1),
+            "nodes[1].cpuLatency is -1; expected a number",
+        ),
+        (
+            lambda d: d["edges"][2].update(destId=8),
+            "edges[2].destId is 8; expected the id of a node",
+        ),
+        (lambda d: d["edges"][1].update(cost=0.6), "edges[1].cost is 0.6; expected 0.5, as on"),
         (lambda d: d["edges"][2].update(destId=3), "node 3 waits for itself"),
         (lambda d: d.update(nodes=[]), "nodes: expected at least one node"),
     ],

@@ -69,7 +69,7 @@ def test_a_file_gives_the_plan_back(plan, tmp_path):
         (lambda d: d["ops"][1].update(device="right"), "ops[1].device is 'right'; expected 'left'"),
         (lambda d: d["ops"][1].update(device_index=2), "ops[1].device_index is 2"),
         (lambda d: d["ops"][2].update(priority="high"), "ops[2].priority is 'high'"),
-        (lambda d: d["ops"][2].update(colour=1), "ops[2].colour is no field of a plan"),
+        (lambda d: d["ops"][2].update(colour=1), "ops[2].colour is no field of this file"),
         (lambda d: d["transfers"][0].pop("bytes"), "transfers[0].bytes is missing"),
         (lambda d: d.update(peak_bytes=[1]), "peak_bytes is [1]; expected 2 numbers"),
         (lambda d: d.update(given=["device", "device"]), "given is"),

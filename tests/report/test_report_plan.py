@@ -127,7 +127,7 @@ def test_outputs_of_one_op_share_a_level():
         (["prefetch"], True, "prefetch is True"),
         (["bound_s"], 1.0, "bound_s is 1.0; expected a number with bound_status"),
         (["bound_status"], "guessed", "bound_status is 'guessed'"),
-        (["surprise"], 1, "surprise is no field of a plan"),
+        (["surprise"], 1, "surprise is no field of this file"),
         (["model"], [], "model is []; expected an object"),
         (["model", "digest"], 5, "model.digest is 5; expected text"),
         (["model", "ops"], 0, "model.ops is 0; expected a whole number, 1 or more"),
