@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 import egx
-from egx import commands, execution_commands, lookups
+from egx import commands, execution_commands, lookups, training_commands
 from egx.errors import EgxError
 from egx.problems.execution import DECISIONS, OPTIONS
 from egx.training.identity import package_version
@@ -106,7 +106,7 @@ def parser() -> argparse.ArgumentParser:
 
     train = sub.add_parser("train", help="train a policy for several devices")
     _train_arguments(train)
-    train.set_defaults(run=execution_commands.train)
+    train.set_defaults(run=training_commands.train)
 
     compare = sub.add_parser("compare", help="run several algorithms with several seeds each")
     _problem_arguments(compare, "nnpi")
@@ -206,7 +206,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--data",
-        default=execution_commands.SYNTHETIC,
+        default=training_commands.SYNTHETIC,
         metavar="DIR",
         help="'synthetic', or a folder of models (default: %(default)s)",
     )

@@ -19,6 +19,7 @@ from rich.console import Console
 from egx import api
 from egx import hardware as machines
 from egx.baselines.exact import ExactSolution, exact
+from egx.errors import MissingExtraError, SearchError
 from egx.files import write_whole
 from egx.loading import load
 from egx.lookups import load_options
@@ -26,7 +27,7 @@ from egx.policies.loading import load_policy
 from egx.problems.base import AbstractProblem
 from egx.problems.execution import Execution
 from egx.problems.memory_placement import MemoryPlacement
-from egx.report.console import console, error_console, print_table, watch
+from egx.report.console import best_so_far, console, error_console, print_table, watch
 from egx.report.curves import convergence
 from egx.report.folder import (
     COMPARISON,
@@ -43,6 +44,7 @@ from egx.report.units import format_bytes, format_duration
 from egx.report.verdict import NATIVE, Verdict, judge
 from egx.search.registry import make_search
 from egx.training.identity import problem_identity, search_identity
+from egx.training.progress import Progress
 from egx.training.result import Result
 from egx.training.solved import EXACT
 
@@ -62,7 +64,7 @@ def optimize(options: Namespace) -> int:
         given["policy"] = load_policy(options.policy)
     folder = choose_folder(options, problem, same_run(problem, options, given))
     out.print(headline(problem), style="bold")
-    result, solution, stopped = _search(problem, options, folder, given, log)
+    result, solution, stopped = search(problem, options, folder, given, log)
     if solution is not None:
         result = result.with_bound(solution.bound, solution.status)
     verdict = judge(problem, result, solution)
@@ -83,14 +85,19 @@ def optimize(options: Namespace) -> int:
     return INTERRUPTED if stopped else 0
 
 
-def _search(
-    problem: MemoryPlacement,
+def search(
+    problem: AbstractProblem,
     options: Namespace,
     folder: Path,
     given: Mapping[str, Any],
     log: Console,
+    *,
+    best: Callable[[Progress], str] = best_so_far,
 ) -> tuple[Result, ExactSolution | None, bool]:
-    """The result, the solver's answer beside it, and whether Ctrl-C stopped either of them."""
+    """The result, the solver's answer beside it, and whether Ctrl-C stopped either of them.
+
+    `best` words the best so far. A solver that cannot do the problem says why, and is left out.
+    """
     run = functools.partial(
         api.optimize,
         problem,
@@ -108,11 +115,17 @@ def _search(
         if solved is None:
             raise KeyboardInterrupt
         return solved, None, False
-    with watch(log, quiet=options.quiet) as progress:
+    with watch(log, quiet=options.quiet, best=best) as progress:
         result = run(progress=progress)
-    solution = bound_by_solver(problem, result, options, log)
-    skipped = solution is None and options.bound_seconds > 0
-    return result, solution, skipped or result.interrupted == "ctrl-c"
+    stopped = result.interrupted == "ctrl-c"
+    if stopped or options.bound_seconds <= 0 or result.bound_status == "proved":
+        return result, None, stopped
+    try:
+        solution = bound_by_solver(problem, result, options, log)
+    except (SearchError, MissingExtraError) as error:
+        log.print(f"not bounded by a solver: {error}")
+        return result, None, False
+    return result, solution, solution is None
 
 
 def same_run(problem: AbstractProblem, options: Namespace, given: Mapping[str, Any]) -> Same:

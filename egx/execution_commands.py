@@ -1,64 +1,47 @@
-"""`egx optimize --problem execution` and `egx train`; `egx.cli` has their options."""
+"""`egx optimize --problem execution`; `egx.cli` has its options."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
 import numpy as np
-from rich.console import Console
 
-from egx import api, lookups
 from egx import hardware as machines
-from egx.baselines.exact import ExactSolution
+from egx import lookups
 from egx.commands import (
-    bound_by_solver,
-    checkpoint_folder,
+    INTERRUPTED,
     choose_folder,
     same_run,
+    search,
     solver_line,
     use_devices,
 )
 from egx.errors import (
-    EgxError,
-    FormatError,
     HardwareError,
-    MissingExtraError,
     ProblemError,
-    SearchError,
 )
 from egx.formats.workload import Workload
-from egx.graph.corpus import perturb, perturb_seconds
 from egx.graph.graph import Model, real_sizes
-from egx.graph.padding import bucket_sizes, pad_graph
 from egx.hardware.spec import Hardware
 from egx.hardware.units import EXAMPLES, parse_quantity
 from egx.loading import is_workload, load, load_workload
 from egx.lookups import load_options
-from egx.policies.loading import POLICY_FILE, load_policy
+from egx.policies.loading import load_policy
 from egx.problems.execution import Execution
 from egx.problems.workloads import execution_problem
-from egx.report.console import console, error_console, print_table, watch
+from egx.report.console import console, error_console, print_table
 from egx.report.execution_folder import write_execution_folder
 from egx.report.execution_verdict import REFERENCE, device_table, judge_execution
 from egx.report.tables import effort_line
 from egx.report.units import format_bytes, format_count, format_seconds, format_speedup
 from egx.training.progress import Progress
-from egx.training.result import Result
-from egx.training.solved import EXACT
-from egx.training.synthetic import synthetic_models
 
-INTERRUPTED = 130
 REGAL = "regal"
 DEFAULT_HARDWARE = "a100"
 DEFAULT_DEVICES = 2
-MODEL_FILES = (".onnx", ".onnx.gz", ".json", ".pbtxt", ".prototxt", ".stg")
-SYNTHETIC = "synthetic"
 
 # Options that only an Execution problem has, by their names in the parser.
 ONLY_EXECUTION = {
@@ -83,22 +66,7 @@ def optimize(options: Namespace) -> int:
     folder = choose_folder(options, problem, same_run(problem, options, given))
     title = _title(problem)
     out.print(headline(problem), style="bold")
-    with watch(log, quiet=options.quiet, best=_best(problem)) as progress:
-        # The solver has nothing to go on from.
-        keep = None if options.algorithm == EXACT else checkpoint_folder(options, folder)
-        result = api.optimize(
-            problem,
-            options.algorithm,
-            budget=options.budget,
-            seed=options.seed,
-            time_limit_s=options.time_limit,
-            checkpoint_dir=keep,
-            resume=options.resume,
-            devices=options.spread,
-            progress=progress,
-            **given,
-        )
-    solution = _solution(problem, result, options, log)
+    result, solution, stopped = search(problem, options, folder, given, log, best=_best(problem))
     if solution is not None:
         result = result.with_bound(solution.bound, solution.status)
     verdict = judge_execution(problem, result, solution)
@@ -121,21 +89,7 @@ def optimize(options: Namespace) -> int:
         out.print(effort_line(result) + solver_line(solution) + "\n")
         print_table(out, device_table(problem, problem.timeline(verdict.best.decisions)))
     out.print(f"wrote {folder}/: {', '.join(files)}")
-    return INTERRUPTED if result.interrupted == "ctrl-c" else 0
-
-
-def _solution(
-    problem: Execution, result: Result, options: Namespace, log: Console
-) -> ExactSolution | None:
-    """The solver's answer, where there is a solver, the graph is small enough, and the cheap
-    bound leaves something to prove."""
-    proved = result.bound is not None and result.feasible and result.cost <= result.bound
-    if proved or options.algorithm == EXACT:
-        return None
-    try:
-        return bound_by_solver(problem, result, options, log)
-    except (SearchError, MissingExtraError):
-        return None
+    return INTERRUPTED if stopped else 0
 
 
 def headline(problem: Execution) -> str:
@@ -188,10 +142,10 @@ def _problem(options: Namespace) -> tuple[Execution, dict[str, Any]]:
     else:
         source = load(options.source, **loaded_with)
     own = source.hardware if isinstance(source, Workload) else None
-    return _execution(source, _machine(options, own), options), loaded_with
+    return make_execution(source, make_machine(options, own), options), loaded_with
 
 
-def _execution(source: Workload | Model, machine: Hardware, options: Namespace) -> Execution:
+def make_execution(source: Workload | Model, machine: Hardware, options: Namespace) -> Execution:
     chosen = {
         name: value
         for name in ("objective", "order", "transfers", "decide")
@@ -202,7 +156,7 @@ def _execution(source: Workload | Model, machine: Hardware, options: Namespace) 
     return Execution(source, machine, **chosen)
 
 
-def _machine(options: Namespace, own: Hardware | None = None) -> Hardware:
+def make_machine(options: Namespace, own: Hardware | None = None) -> Hardware:
     """The devices: of the file, of REGAL, or as many of a machine as are asked for."""
     count = options.devices
     rate = _quantity("--link-bandwidth", options.link_bandwidth, "bandwidth")
@@ -242,110 +196,6 @@ def _quantity(option: str, text: str | None, kind: str) -> float | None:
     if value < 0 or (value == 0 and kind == "bandwidth"):
         raise HardwareError(f"{option}: expected a {kind} above 0, got {text!r}")
     return value
-
-
-# Training.
-
-
-def train(options: Namespace) -> int:
-    """Trains a policy on a corpus and writes it with how it came about."""
-    out, log = console(), error_console()
-    folder = Path(options.out)
-    if folder.exists() and not folder.is_dir():
-        raise FormatError(f"{folder}: is a file; expected a folder to write to")
-    target = folder / POLICY_FILE
-    if target.exists() and not (options.overwrite or options.resume):
-        raise FormatError(
-            f"{folder}: holds a policy; choose another --out, or add --resume or --overwrite"
-        )
-    problems = training_problems(options)
-    sizes = [real_sizes(problem.graph)[0] for problem in problems]
-    out.print(
-        f"{len(problems)} problems of {min(sizes):,} to {max(sizes):,} ops on "
-        f"{problems[0].hardware.name}, {problems[0].objective.replace('_', ' ')}",
-        style="bold",
-    )
-    start = None
-    if options.policy is not None:
-        start = load_policy(options.policy)
-    with watch(log, quiet=options.quiet, best=_score, what="steps") as progress:
-        policy = api.train(
-            problems,
-            options.algorithm,
-            steps=options.steps,
-            seed=options.seed,
-            options=dict(options.option),
-            policy=start,
-            checkpoint_dir=folder / "checkpoint",
-            resume=options.resume,
-            progress=progress,
-        )
-    policy.save(target)
-    out.print(f"wrote {target} ({format_bytes(target.stat().st_size)})")
-    out.print(f"use it with: egx optimize SOURCE --problem execution --policy {folder}")
-    return 0
-
-
-def _score(progress: Progress) -> str:
-    return f"{progress.best_cost:.4f} of plain BRKGA's cost"
-
-
-def training_problems(options: Namespace) -> list[Execution]:
-    """The problems that `egx train` was told to train on; also for programs of one's own."""
-    if options.data == SYNTHETIC:
-        default, models = REGAL, synthetic_models(seed=options.seed)
-        sources: list[Workload | Model] = list(itertools.islice(models, options.graphs))
-    else:
-        default, sources = DEFAULT_HARDWARE, _sources(Path(options.data))
-    if options.hardware is None:
-        options.hardware = default
-    machine = _machine(options)
-    # Of one size, so that making the problems compiles once.
-    sizes = bucket_sizes(*(_model(source).graph for source in sources))
-    problems = []
-    for index, source in enumerate(sources):
-        for variant in range(options.variants):
-            rng = np.random.default_rng((options.seed, index, variant))
-            noisy = source if variant == 0 else _noisy(rng, source)
-            problems.append(_execution(_padded(noisy, sizes), machine, options))
-    return problems
-
-
-def _model(source: Workload | Model) -> Model:
-    return source.model if isinstance(source, Workload) else source
-
-
-def _padded(source: Workload | Model, sizes: tuple[int, int, int]) -> Workload | Model:
-    model = _model(source)
-    padded = dataclasses.replace(model, graph=pad_graph(model.graph, sizes))
-    return padded if isinstance(source, Model) else dataclasses.replace(source, model=padded)
-
-
-def _noisy(rng: np.random.Generator, source: Workload | Model) -> Workload | Model:
-    if isinstance(source, Model):
-        return perturb(rng, source)
-    return dataclasses.replace(
-        source,
-        model=perturb(rng, source.model),
-        op_seconds=perturb_seconds(rng, source.op_seconds),
-    )
-
-
-def _sources(folder: Path) -> list[Workload | Model]:
-    """All models in a folder and below; one that cannot be read is an error that names it."""
-    if not folder.is_dir():
-        raise FormatError(f"--data: expected {SYNTHETIC!r} or a folder, got {str(folder)!r}")
-    found: list[Workload | Model] = []
-    for path in sorted(folder.rglob("*")):
-        if not path.is_file() or not path.name.endswith(MODEL_FILES):
-            continue
-        try:
-            found.append(load_workload(path) if is_workload(path) else load(path))
-        except EgxError as error:
-            raise type(error)(f"--data: {error}") from error
-    if not found:
-        raise FormatError(f"--data: {folder} holds no {', '.join(MODEL_FILES)}")
-    return found
 
 
 def settle(options: Namespace) -> None:

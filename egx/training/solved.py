@@ -11,7 +11,7 @@ from egx.baselines.exact import ExactSolution, exact
 from egx.errors import SearchError
 from egx.problems.base import AbstractProblem
 from egx.training.identity import provenance
-from egx.training.result import History, Result
+from egx.training.result import BoundStatus, History, Result
 
 EXACT = "exact"
 OPTIONS = ("solver", "relative_gap", "start")
@@ -73,4 +73,8 @@ def beside_cheap_bound(problem: AbstractProblem, results: Sequence[Result]) -> l
     bound = problem.lower_bound()
     if bound is None:
         return list(results)
-    return [r if r.bound is not None else r.with_bound(bound, "bound only") for r in results]
+
+    def status(result: Result) -> BoundStatus:
+        return "proved" if result.feasible and result.cost <= bound else "bound only"
+
+    return [r if r.bound is not None else r.with_bound(bound, status(r)) for r in results]
