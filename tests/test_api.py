@@ -15,6 +15,7 @@ from runs import Climber, Toy, chain, machine, same_search, small_problem
 
 import egx
 from egx.errors import CheckpointError, FormatError, GraphError, SearchError
+from egx.problems.execution import Execution
 from egx.problems.memory_placement import MemoryPlacement
 from egx.search.random import RandomSearch
 from egx.training.trainer import mean_reward
@@ -84,6 +85,13 @@ def test_results_carry_the_cheap_bound_unless_measured():
     measured = egx.optimize(memory(), "random", budget=4, evaluator=lambda d: 1e-9)
     assert measured.bound is None
     assert egx.optimize(small_problem(), "random", budget=4).bound is None
+
+
+def test_a_cheap_bound_that_is_met_is_a_proof():
+    """On one device a chain has one peak: all weights, and the largest op's tensors."""
+    only = Execution(chain(5), machine(), objective="peak_memory")
+    result = egx.optimize(only, "random", budget=4)
+    assert (result.bound, result.bound_status) == (result.cost, "proved")
 
 
 def test_result_decisions_go_back_into_the_problem():

@@ -227,3 +227,16 @@ def test_searches_of_measured_seconds_differ_by_them():
     assert problem_identity(one) == problem_identity(
         egx.Execution(model, hardware, op_seconds=np.ones((4, 2)))
     )
+
+
+def test_a_solver_that_cannot_is_left_out_and_says_why(here, capsys):
+    """More literals than CP-SAT is asked to hold: the cheap bound stands."""
+    large = regal_synthetic(np.random.default_rng(1), "barabasi_albert", 150)
+    save_costgraph(large, here / "large.pbtxt")
+    arguments = ["optimize", "large.pbtxt", "--problem", "execution", "--hardware", "regal"]
+    arguments += ["--budget", "80", "--bound-seconds", "5", "--pictures", "none", "--out", "o"]
+    assert main([*arguments, "--objective", "peak_memory"]) == 0
+    said = capsys.readouterr()
+    assert "not bounded by a solver: " in said.err
+    assert "60000" in said.err
+    assert Result.load(here / "o" / "result.json").bound_status == "bound only"

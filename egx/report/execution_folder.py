@@ -11,9 +11,8 @@ from egx.report.curves import convergence
 from egx.report.execution_plan import make_execution_plan
 from egx.report.execution_plan_file import write_execution_plan
 from egx.report.execution_verdict import FOUND, REFERENCE, ExecutionVerdict, device_table
-from egx.report.folder import PLAN, REPORT, RESULT
+from egx.report.folder import PLAN, REPORT, RESULT, report_text
 from egx.report.gantt import gantt
-from egx.report.tables import effort_line
 from egx.report.trace import write_trace
 from egx.report.units import byte_unit, second_unit
 from egx.training.result import Result
@@ -64,13 +63,9 @@ def write_execution_folder(
         if len(result.history):
             drawn["convergence"] = f"convergence.{pictures}"
             _convergence(result, verdict, title).savefig(folder / drawn["convergence"])
-    parts = [f"# {title}\n", verdict.table().to_markdown()]
-    remark = verdict.remark()
-    if remark:
-        parts.append(remark + "\n")
-    parts += [effort_line(result) + ".\n", device_table(problem, line).to_markdown()]
-    parts += [f"{CAPTIONS[name]}\n\n![{name}]({file})\n" for name, file in drawn.items()]
-    write_whole(folder / REPORT, "\n".join(parts))
+    details = device_table(problem, line)
+    text = report_text(title, result, verdict, details, drawn, CAPTIONS)
+    write_whole(folder / REPORT, text)
     return [PLAN, RESULT, REPORT, TRACE, *drawn.values()]
 
 

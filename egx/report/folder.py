@@ -18,7 +18,7 @@ from egx.report.placement import first_fit, layout
 from egx.report.plan import make_plan
 from egx.report.plan_file import write_plan
 from egx.report.plots import level_strips, occupancy_over_steps, transition
-from egx.report.tables import effort_line, level_table
+from egx.report.tables import Table, effort_line, level_table
 from egx.report.verdict import FIRST_FIT, NATIVE, Verdict
 from egx.training.result import Result
 
@@ -64,14 +64,16 @@ def write_folder(
         problem, best.decisions, name=best.name, result=result, source=source, options=options
     )
     write_plan(plan, folder / PLAN)
-    names = [PLAN, RESULT]
     drawn = {}
     if pictures != "none":
         for name, draw in _drawings(problem, result, verdict).items():
             drawn[name] = f"{name}.{pictures}"
             draw().savefig(folder / drawn[name])
-    write_whole(folder / REPORT, _report(problem, result, verdict, drawn))
-    return [*names, REPORT, *drawn.values()]
+    names = (NATIVE, verdict.shown.name)
+    moved = level_table(problem, problem.reference, verdict.shown.decisions, names=names)
+    text = report_text(layout(problem).title, result, verdict, moved, drawn, CAPTIONS)
+    write_whole(folder / REPORT, text)
+    return [PLAN, RESULT, REPORT, *drawn.values()]
 
 
 def _drawings(
@@ -110,17 +112,24 @@ def reference_lines(
     return lines
 
 
-def _report(
-    problem: MemoryPlacement, result: Result, verdict: Verdict, drawn: Mapping[str, str]
+def report_text(
+    title: str,
+    result: Result,
+    verdict: Any,
+    details: Table,
+    drawn: Mapping[str, str],
+    captions: Mapping[str, str],
 ) -> str:
-    shown = verdict.shown
-    moved = level_table(problem, problem.reference, shown.decisions, names=(NATIVE, shown.name))
-    parts = [f"# {layout(problem).title}\n", verdict.table().to_markdown()]
+    """The report of a run: the verdict's table and remark, the effort, details and pictures.
+
+    `drawn` names the file of each picture.
+    """
+    parts = [f"# {title}\n", verdict.table().to_markdown()]
     remark = verdict.remark()
     if remark:
         parts.append(remark + "\n")
-    parts += [effort_line(result) + ".\n", moved.to_markdown()]
-    parts += [f"{CAPTIONS[name]}\n\n![{name}]({file})\n" for name, file in drawn.items()]
+    parts += [effort_line(result) + ".\n", details.to_markdown()]
+    parts += [f"{captions[name]}\n\n![{name}]({file})\n" for name, file in drawn.items()]
     return "\n".join(parts)
 
 

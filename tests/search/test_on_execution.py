@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import functools
 
-import jax
 import pytest
 
 import egx
 from egx.errors import SearchError
-from egx.policies.regal_net import RegalPolicy
-from egx.policies.sequence_net import SequencePolicy
 from egx.problems.execution import Execution
 from egx.search.registry import searches
+from tests.search.tiny import options
 from tests.simulate import cases
 from tests.simulate import execution_cases as several
 
-GENES = (("device", "op", 2), ("priority", "op", 1))
-# Compiling is what this costs, and messages of networks are tested elsewhere.
-TINY_NETWORK = {"width": 4, "depth": 1, "attention_heads": 1, "graph_network": False}
-TINY_POPULATION = {"evolution.size": 5, "evolution.elites": 1}
-
-
-def tiny_policy(kind, **size):
-    return kind(GENES, width=4, **size, key=jax.random.key(0))
-
-
-OPTIONS = {
-    "ea": {**TINY_NETWORK, **TINY_POPULATION},
-    "egrl": {**TINY_NETWORK, **TINY_POPULATION},
-    "pg": TINY_NETWORK,
-    "regal": {"policy": tiny_policy(RegalPolicy, rounds=1)},
-    "gas": {"policy": tiny_policy(SequencePolicy, depth=1)},
-    "evosax:SimpleGA": {"population": 6},
-}
+OPTIONS = options((("device", "op", 2), ("priority", "op", 1)))
 
 
 @functools.cache
