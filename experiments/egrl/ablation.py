@@ -3,7 +3,8 @@
     python experiments/egrl/ablation.py                              # EGRL
     python experiments/egrl/ablation.py --config ablation_plus.toml  # EGRL+
 
-Finished runs are kept under `runs/`; the table is written to `results/` after each variant.
+Finished runs are kept under `runs/`; the table is written to `results/` after each variant. A
+variant that is a searcher of run.py's grid takes the grid's runs of the same seeds.
 """
 
 from __future__ import annotations
@@ -24,11 +25,16 @@ HERE = Path(__file__).parent
 
 
 def variant_runs(
-    problem: egx.MemoryPlacement, config: dict[str, Any], options: dict[str, Any], folder: Path
+    problem: egx.MemoryPlacement,
+    config: dict[str, Any],
+    options: dict[str, Any],
+    folder: Path,
+    grid: Path | None,
 ) -> list[Result]:
-    """The results of one variant, from disk where they are there."""
+    """The results of one variant, from disk where they are there, of the grid or its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"seed_{seed}.json" for seed in range(config["seeds"])]
+    names = [f"seed_{seed}.json" for seed in range(config["seeds"])]
+    files = [grid / n if grid and (grid / n).exists() else folder / n for n in names]
     missing = [seed for seed, file in enumerate(files) if not file.exists()]
     if missing:
         results = egx.optimize_seeds(
@@ -73,7 +79,9 @@ def main() -> None:
         bound = egx.exact(problem, time_limit_s=60).bound
         for variant, options in config["variants"].items():
             folder = HERE / "runs" / name / workload / re.sub(r"\W+", "_", variant)
-            results = variant_runs(problem, config, options, folder)
+            searcher = config["grid"].get(variant)
+            grid = HERE / "runs" / f"{workload}_prefetch0" / searcher if searcher else None
+            results = variant_runs(problem, config, options, folder, grid)
             speedups = np.array([r.speedup for r in results])
             gaps = [r.cost / bound - 1 for r in results if r.feasible]
             table[variant][workload] = {
