@@ -1,10 +1,20 @@
-"""What the builders of the zoo share: number widths, shapes and the checks of their arguments."""
+"""What the builders of the zoo share: number widths, shapes, names of layers, and the checks of
+their arguments."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from egx.errors import GraphError
+from egx.graph.graph import Model
+
+# "layer3/attention/query": what stands before the first separator is the op's layer, the unit that
+# a person would give to one device. Gradient and update ops have the layer of what they belong to,
+# the embedding that of the first layer and the output layer that of the last. A model of which
+# this is true says so by `notes["layer_separator"]`: names of other origin are not guessed at.
+LAYER_SEPARATOR = "/"
 
 
 class Precision(NamedTuple):
@@ -57,3 +67,15 @@ def geometry(
     sizes = {f"input_{axis}": float(n) for axis, n in zip(axes, source, strict=True)}
     sizes |= {f"output_{axis}": float(n) for axis, n in zip(axes, target, strict=True)}
     return {"groups": 1.0, **sizes, **{key: float(n) for key, n in more.items()}}
+
+
+def layer_numbers(model: Model) -> np.ndarray:
+    """The layer [N] of each op of the padded graph, int32, numbered as they first appear; -1 for
+    padding, and everywhere where the model does not say that its names have layers."""
+    numbers = np.full(model.graph.num_ops, -1, np.int32)
+    separator = model.notes.get("layer_separator")
+    if separator:
+        seen: dict[str, int] = {}
+        for op, name in enumerate(model.op_names):
+            numbers[op] = seen.setdefault(name.split(separator, 1)[0], len(seen))
+    return numbers
