@@ -19,6 +19,8 @@ OP_TYPE_BUCKETS = 1024
 # What float32 holds, in which graphs keep their numbers.
 _LARGEST = float(np.finfo(np.float32).max)
 
+_COLUMN = {key: column for column, key in enumerate(GEOMETRY)}
+
 # Not id(): a new builder may get the address of one that is gone, and would take its handles.
 _BUILDER_IDS = itertools.count()
 
@@ -157,7 +159,10 @@ class GraphBuilder:
             raise GraphError(f"graph {self.name!r} is empty: add at least one op")
         sizes = [*self._weight_bytes, *self._tensor_bytes]
         if unit_bytes is None:
-            unit = 1
+            unit, total = 1, sum(sizes)
+            while total > unit * MAX_UNITS:
+                unit *= 2
+            # Sizes round up.
             while sum(-(-s // unit) for s in sizes) > MAX_UNITS:
                 unit *= 2
             if unit > MAX_UNITS:
@@ -252,14 +257,19 @@ class GraphBuilder:
         return int(value) if int(value) == value else math.ceil(value)
 
     def _attributes(self, op: str, attributes: Mapping[str, float]) -> list[float]:
-        unknown = set(attributes) - set(GEOMETRY)
-        if unknown:
-            raise GraphError(
-                f"op {op!r}: unknown attributes {sorted(unknown)}; known are {', '.join(GEOMETRY)}"
-            )
-        return [
-            self._number(op, f"attributes[{key!r}]", attributes.get(key, 0.0)) for key in GEOMETRY
-        ]
+        row = [0.0] * len(GEOMETRY)
+        for key, value in attributes.items():
+            if key not in _COLUMN:
+                unknown = sorted(set(attributes) - set(GEOMETRY))
+                raise GraphError(
+                    f"op {op!r}: unknown attributes {unknown}; known are {', '.join(GEOMETRY)}"
+                )
+            # Most are plain floats, and a large graph has a million of them.
+            if type(value) is float and 0.0 <= value <= _LARGEST:
+                row[_COLUMN[key]] = value
+            else:
+                row[_COLUMN[key]] = self._number(op, f"attributes[{key!r}]", value)
+        return row
 
     def _index(self, op: str, tensor: Tensor) -> int:
         if not isinstance(tensor, Tensor) or tensor.builder != self._id:
