@@ -62,6 +62,12 @@ class Dense(eqx.Module):
         return x @ self.weight + self.bias
 
 
+def standardised(x: Float[Array, "N H"]) -> Float[Array, "N H"]:
+    """Each row with mean 0 and variance 1."""
+    x = x - jnp.mean(x, -1, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+
+
 class GraphAttention(eqx.Module):
     """Graph attention with H heads whose outputs are joined: [N, I] to [N, H * D]."""
 

@@ -19,7 +19,7 @@ import jraph
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
-from egx.policies.layers import Dense, Draws, initialised
+from egx.policies.layers import Dense, Draws, initialised, standardised
 from egx.policies.messages import EDGE_INPUTS, NODE_INPUTS, MessageContext
 from egx.policies.proposal import (
     FRACTIONS,
@@ -162,12 +162,6 @@ class RegalPolicy(AbstractProposalPolicy):
     def from_config(cls, config: Mapping[str, Any], key: PRNGKeyArray) -> RegalPolicy:
         options = {name: config[name] for name in ("width", "rounds", "shared")}
         return cls(config_genes(config), **options, key=key)
-
-
-def standardised(x: Float[Array, "N H"]) -> Float[Array, "N H"]:
-    """Each row with mean 0 and variance 1."""
-    x = x - jnp.mean(x, -1, keepdims=True)
-    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
 
 
 def _encode(layers: tuple[Dense, Dense], x: Float[Array, "K I"]) -> Float[Array, "K H"]:
