@@ -4,6 +4,7 @@ from egx import errors, hardware, zoo
 from egx.api import compare, optimize, optimize_seeds
 from egx.baselines.exact import ExactSolution, exact
 from egx.comparison import Comparison
+from egx.formats.jaxpr import trace
 from egx.graph.builder import GraphBuilder
 from egx.graph.graph import Graph, Model
 from egx.hardware.spec import Hardware
@@ -37,6 +38,7 @@ __all__ = [
     "optimize",
     "optimize_seeds",
     "searches",
+    "trace",
     "train",
     "zoo",
 ]
