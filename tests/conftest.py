@@ -1,6 +1,7 @@
 """Strict tests: several CPU devices, strict dtype promotion, shapes and types checked at run time.
 
-`EGX_TYPECHECK=0` turns the run-time checks off.
+`EGX_TYPECHECK=0` turns the run-time checks off. With `JAX_COMPILATION_CACHE_DIR` set to a folder
+that stays, a second run compiles nothing that has not changed.
 """
 
 from __future__ import annotations
@@ -8,9 +9,16 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import tempfile
 
 # Before JAX starts: the tests of devices need more than one, and compiling is most of what tests
-# cost, so the compiler optimises little.
+# cost, so the compiler optimises little, and workers and the programs that they start share what
+# it made. The folder is that of the process that makes it first, the parent of all others.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    compiled = tempfile.TemporaryDirectory(prefix="egx-tests-", ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ["XLA_FLAGS"] = (
     "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=4 "
     + os.environ.get("XLA_FLAGS", "")
