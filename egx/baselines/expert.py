@@ -1,12 +1,57 @@
-"""What people do by hand: blocks of layers, one device, devices in turn."""
+"""What people and frameworks do: layers in turn or in blocks, one device, devices in turn."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from egx.baselines.execution_case import execution_problem, to_decisions
 from egx.problems.base import AbstractProblem, Decisions
 from egx.problems.execution_plans import blocks
+from egx.problems.execution_plans.orders import first_come_order
+from egx.problems.execution_plans.plan import Plan
 
-__all__ = ["layer_blocks", "round_robin", "single_device"]
+__all__ = [
+    "human",
+    "human_blocks",
+    "layer_blocks",
+    "round_robin",
+    "single_device",
+    "tensorflow",
+]
+
+
+def tensorflow(problem: AbstractProblem) -> Decisions:
+    """What TensorFlow does by itself (Zhou et al. 2020): everything on device 0, first come, first
+    served, every legal producer fused. Without fusion to decide, the problem's reference.
+
+    Raises:
+        SearchError: for another problem than `Execution`, as all of these.
+    """
+    checked = execution_problem(problem, "tensorflow")
+    return checked.heuristics()["tensorflow" if "fusion" in checked.decide else "reference"]
+
+
+def human(problem: AbstractProblem) -> Decisions:
+    """What an expert does (Zhou et al. 2020): a layer to a device in turn, by the names of layers
+    (see `egx.zoo.common.LAYER_SEPARATOR`), or blocks by depth where names have none or fewer than
+    there are devices; everything fused where fusion is decided."""
+    checked = execution_problem(problem, "human")
+    return checked.heuristics()["expert_fused" if "fusion" in checked.decide else "expert"]
+
+
+def human_blocks(problem: AbstractProblem) -> Decisions:
+    """What another expert does: whole layers in one block a device, balanced by seconds, or by
+    bytes for peak memory. Where names have no layers, as `human`."""
+    checked = execution_problem(problem, "human_blocks")
+    if "fusion" in checked.decide:
+        return checked.heuristics()["blocks_fused"]
+    case = checked.host_case()
+    device = blocks.layers_in_blocks(case, by_bytes=checked.objective == "peak_memory")
+    if device is None:
+        return human(checked)
+    runtime = checked.order == "runtime"
+    order = first_come_order(case, device) if runtime else np.arange(case.num_ops)
+    return to_decisions(checked, case, Plan(device, order))
 
 
 def layer_blocks(problem: AbstractProblem) -> Decisions:

@@ -7,12 +7,13 @@ takes its own `heuristics()`. Here they take options and say what they reckon wi
 from __future__ import annotations
 
 from egx.baselines.execution_case import execution_problem, to_decisions
+from egx.errors import SearchError
 from egx.problems.base import AbstractProblem, Decisions
 from egx.problems.execution_plans import blocks, list_scheduling
 from egx.problems.execution_plans.list_scheduling import ListSchedule
 from egx.problems.execution_plans.orders import memory_order
 
-__all__ = ["ListSchedule", "heft", "heft_schedule", "memory_greedy", "memory_spread"]
+__all__ = ["ListSchedule", "heft", "heft_fused", "heft_schedule", "memory_greedy", "memory_spread"]
 
 
 def heft_schedule(
@@ -47,6 +48,20 @@ def heft(
     checked = execution_problem(problem, "heft")
     schedule = heft_schedule(checked, insertion=insertion, mind_memory=mind_memory)
     return to_decisions(checked, checked.host_case(), schedule.plan)
+
+
+def heft_fused(problem: AbstractProblem) -> Decisions:
+    """HEFT on the graph with everything fused that may be, a cluster an op.
+
+    Raises:
+        SearchError: for another problem than `Execution`, or one that does not decide fusion.
+    """
+    checked = execution_problem(problem, "heft_fused")
+    if "fusion" not in checked.decide:
+        raise SearchError(
+            f"heft_fused has nothing to fuse: the problem decides {', '.join(checked.decide)}"
+        )
+    return checked.heuristics()["heft_fused"]
 
 
 def memory_greedy(problem: AbstractProblem) -> Decisions:

@@ -36,6 +36,7 @@ from egx.simulate.execution_bound import makespan_bound, peak_bound
 from egx.simulate.execution_table import ExecutionTable, execution_table
 from egx.simulate.host_case import HostCase, case_arrays, host_case
 from egx.simulate.timeline import Timeline, timeline
+from egx.zoo.common import layer_numbers
 
 DECISIONS = ("fusion", "device", "priority", "transfer_priority")
 OPTIONS = {
@@ -76,6 +77,7 @@ class Execution(AbstractProblem):
     hardware: Hardware
     table: ExecutionTable
     capacity_units: Int[Array, " D"]
+    layer: Int[Array, " N"]
     longest_s: Float[Array, ""]
     reference: Decisions
     reference_cost: Float[Array, ""]
@@ -144,6 +146,9 @@ class Execution(AbstractProblem):
         seconds = None if op_seconds is None else _checked_seconds(graph, hardware, op_seconds)
         self.table = _table(graph, hardware, seconds)
         self.capacity_units = hardware.capacity_units(graph.unit_bytes)[:, 0]
+        # An array, not the names: what a program depends on must not hide in a label.
+        numbers = np.full(graph.num_ops, -1, np.int32) if host is None else layer_numbers(host)
+        self.layer = jax.device_put(numbers)
         self.longest_s = _longest_s(graph, hardware, self.table)
         # The reference is given by its absence; heads get arrays that stand for the same plan.
         run = self._run({}, trace=order == "runtime")
@@ -192,7 +197,11 @@ class Execution(AbstractProblem):
     def heuristics(self) -> Mapping[str, Decisions]:
         """Plans that need no search, each made on the host when it is looked at: "heft" (list
         scheduling by critical path), "memory_greedy" (one device, always the op that frees most),
-        "memory_spread" (the same order, spread by least peak) and "expert" (blocks of layers).
+        "memory_spread" (the same order, spread by least peak) and "expert" (layers to devices in
+        turn where the model's names have layers, blocks by depth elsewhere). None of them fuses.
+
+        Where fusion is decided also, with everything fused: "tensorflow" (one device, first come,
+        first served), "heft_fused", "expert_fused" and "blocks_fused" (blocks of whole layers).
 
         Under `jit` and `vmap` a look becomes a callback to the host, once a problem of a batch.
         """
@@ -209,8 +218,10 @@ class Execution(AbstractProblem):
             uses=uses,
             blocking=self.transfers == "blocking",
             by_bytes=self.objective == "peak_memory",
+            runtime=self.order == "runtime",
+            fusion_levels=self.fusion_levels,
         )
-        arrays = case_arrays(self.graph, self.table, self.capacity_units)
+        arrays = case_arrays(self.graph, self.table, self.capacity_units, self.layer)
         return HeuristicPlans(self.reference, arrays, shapes, options)
 
     def lower_bound(self) -> float:
@@ -224,7 +235,7 @@ class Execution(AbstractProblem):
 
     def host_case(self) -> HostCase:
         """The numbers of a concrete problem without padding, for algorithms on the host."""
-        return host_case(case_arrays(self.graph, self.table, self.capacity_units))
+        return host_case(case_arrays(self.graph, self.table, self.capacity_units, self.layer))
 
     def timeline(self, decisions: GivenDecisions) -> Timeline:
         """When and where every op and transfer runs, and live memory along items and along time:

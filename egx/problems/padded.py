@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import equinox as eqx
 import jax
 import numpy as np
 
@@ -41,7 +42,13 @@ def pad_problem(problem: _Problem, sizes: tuple[int, int, int]) -> _Problem:
             raise ProblemError(
                 f"{type(problem).__name__} cannot be padded: it keeps no field {name!r}"
             )
-    return type(problem)(pad_graph(graph, sizes), **arguments)
+    padded = type(problem)(pad_graph(graph, sizes), **arguments)
+    if isinstance(problem, Execution):
+        # From the names of the model, which the padded graph has none of.
+        layer = np.full(sizes[0], -1, np.int32)
+        layer[: real_sizes(graph)[0]] = np.asarray(problem.layer)[: real_sizes(graph)[0]]
+        padded = eqx.tree_at(lambda p: p.layer, padded, jax.device_put(layer))
+    return padded
 
 
 def stack_problems(

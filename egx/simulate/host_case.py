@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Int
 
-from egx.graph.graph import OPAQUE, REDUCTION, Graph
+from egx.graph.graph import CONTRACTION, OPAQUE, REDUCTION, Graph
 from egx.simulate.execution_table import ExecutionTable
 
 
@@ -29,9 +29,13 @@ class HostCase:
     weight_units: np.ndarray  # [N] int64
     opaque: np.ndarray  # [N] bool: never fused
     reduction: np.ndarray  # [N] bool: never fused into its consumers
+    contraction: np.ndarray  # [N] bool: never two in a cluster
+    layer: np.ndarray  # [N] int64: which of the model's named layers, -1 where it has none
     seconds: np.ndarray  # [N, D] float64, one launch included
     compute_s: np.ndarray  # [N, D] float64, no launch and no memory
     launch_s: np.ndarray  # [D]
+    read_bytes_per_s: np.ndarray  # [D], of level 0
+    write_bytes_per_s: np.ndarray  # [D], of level 0
     link_s_per_byte: np.ndarray  # [D, D]
     link_latency_s: np.ndarray  # [D, D]
     capacity_units: np.ndarray  # [D] int64
@@ -112,12 +116,17 @@ class HostCase:
 
 
 def case_arrays(
-    graph: Graph, table: ExecutionTable, capacity_units: Int[Array, " D"]
+    graph: Graph,
+    table: ExecutionTable,
+    capacity_units: Int[Array, " D"],
+    layer: Int[Array, " N"],
 ) -> dict[str, Any]:
-    """What `host_case` needs, padded, as arrays that may be traced."""
+    """What `host_case` needs, padded, as arrays that may be traced; `layer` is the number of the
+    layer of each op, or -1."""
     return {
         "op_mask": graph.op_mask,
         "op_class": graph.op_class,
+        "layer": layer,
         "weight_units": graph.weight_units,
         "tensor_mask": graph.tensor_mask,
         "tensor_producer": graph.tensor_producer,
@@ -130,6 +139,8 @@ def case_arrays(
         "seconds": table.op_seconds,
         "compute_s": table.compute_s,
         "launch_s": table.launch_s,
+        "read_bytes_per_s": table.read_bytes_per_s,
+        "write_bytes_per_s": table.write_bytes_per_s,
         "links": table.links,
         "capacity_units": capacity_units,
     }
@@ -155,9 +166,13 @@ def host_case(arrays: Mapping[str, Any]) -> HostCase:
         weight_units=host["weight_units"][:n].astype(np.int64),
         opaque=op_class == OPAQUE,
         reduction=op_class == REDUCTION,
+        contraction=op_class == CONTRACTION,
+        layer=host["layer"][:n].astype(np.int64),
         seconds=host["seconds"][:n].astype(np.float64),
         compute_s=host["compute_s"][:n].astype(np.float64),
         launch_s=host["launch_s"].astype(np.float64),
+        read_bytes_per_s=host["read_bytes_per_s"].astype(np.float64),
+        write_bytes_per_s=host["write_bytes_per_s"].astype(np.float64),
         link_s_per_byte=per_byte,
         link_latency_s=latency,
         capacity_units=host["capacity_units"].astype(np.int64),

@@ -60,9 +60,7 @@ class Layers(Tape):
         columns, rows, fan_in = x.shape
         flops = 2 * x.elements * fan_out
         assert weights.elements == fan_in * fan_out, (name, weights.elements, fan_in, fan_out)
-        return self.contract(
-            name, x, weights, (columns, rows, fan_out), flops, samples=x.samples
-        )
+        return self.contract(name, x, weights, (columns, rows, fan_out), flops, samples=x.samples)
 
     def bias(self, name: str, x: Value, vector: Value) -> Value:
         """Adds a vector to every position."""
@@ -120,9 +118,7 @@ class Layers(Tape):
     def activate(self, name: str, function: str, x: Value) -> Value:
         """One of `ACTIVATIONS`; the output is kept for its gradient."""
         forward, backward = ACTIVATIONS[function]
-        rule = Gradient(
-            (0,), "elementwise", f"{function}_grad", backward * x.elements, keeps=(0,)
-        )
+        rule = Gradient((0,), "elementwise", f"{function}_grad", backward * x.elements, keeps=(0,))
         return self.op(
             name,
             "elementwise",
@@ -167,9 +163,7 @@ class Layers(Tape):
     def rearrange(self, name: str, x: Value, shape: Shape, op_type: str = "transpose") -> Value:
         """The same elements, or a part of them, in another layout."""
         rule = Gradient((0,), "shape", op_type)
-        return self.op(
-            name, "shape", op_type, [x], [shape], samples=x.samples, gradients=[rule]
-        )[0]
+        return self.op(name, "shape", op_type, [x], [shape], samples=x.samples, gradients=[rule])[0]
 
     def softmax(self, name: str, x: Value) -> Value:
         """Softmax as one kernel."""
@@ -289,7 +283,10 @@ class Layers(Tape):
         self, name: str, kind: str, x: Value, kernel: int, *, stride: int = 1, pad: int = 0
     ) -> Value:
         """A "max" or "average" pooling over square windows."""
-        size = (_windows(x.shape[0], kernel, stride, pad), _windows(x.shape[1], kernel, stride, pad))
+        size = (
+            _windows(x.shape[0], kernel, stride, pad),
+            _windows(x.shape[1], kernel, stride, pad),
+        )
         flops = self.batch * math.prod(size) * x.shape[2] * kernel * kernel
         # The gradient of a maximum looks for it once more.
         seen = (0,) if kind == "max" else ()

@@ -113,9 +113,7 @@ def rnnlm(
     """
     sizes = {"layers": layers, "steps": steps, "hidden": hidden, "vocabulary": vocabulary}
     check_positive("rnnlm", **sizes)
-    net = Layers(
-        "rnnlm", batch=batch, precision=precision, training=training, optimizer=optimizer
-    )
+    net = Layers("rnnlm", batch=batch, precision=precision, training=training, optimizer=optimizer)
     xs: Sequence[Value] = _embedded(net, "layer0/embedding", vocabulary, steps, hidden)
     for k in range(layers):
         xs = _unrolled(net, f"layer{k}", xs, hidden)

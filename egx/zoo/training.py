@@ -191,9 +191,7 @@ class Tape:
             for k, shape in enumerate(outputs)
         )
         self._records.append(
-            _Record(
-                name, kind, op_type, tuple(inputs), made, flops, window or {}, tuple(gradients)
-            )
+            _Record(name, kind, op_type, tuple(inputs), made, flops, window or {}, tuple(gradients))
         )
         return made
 

@@ -21,7 +21,9 @@ LEVELS = 256
 DILATIONS = 10  # 1, 2, ... 512
 
 
-def _conv(net: Layers, name: str, x: Value, channels: int, taps: int = 1, dilation: int = 1) -> Value:
+def _conv(
+    net: Layers, name: str, x: Value, channels: int, taps: int = 1, dilation: int = 1
+) -> Value:
     """A causal convolution and its bias."""
     y = net.conv(name, x, channels, (taps, 1), dilation=dilation, causal=True)
     return net.bias(f"{name}.bias", y, net.parameter(f"{name}.shift", channels, vector=True))

@@ -8,6 +8,7 @@ import pytest
 
 import egx.hardware
 from egx.errors import HardwareError
+from egx.graph.graph import OP_CLASSES
 from egx.hardware.units import parse_quantity
 
 MINIMAL = """
@@ -126,8 +127,10 @@ def test_every_preset_loads_and_names_a_source_for_each_number(name):
         assert len(number.source) > 10
 
 
-def test_there_are_four_presets():
-    assert set(egx.hardware.presets()) >= {"nnpi", "ethos_u65", "tpu_v5e", "a100"}
+def test_there_are_chips_and_clusters():
+    chips = {"nnpi", "ethos_u65", "tpu_v5e", "a100"}
+    clusters = {"p100x2", "p100x4", "p100x8", "a100x8", "h100x8", "tpu_v5e_2x4"}
+    assert set(egx.hardware.presets()) == chips | clusters
 
 
 def test_sources_are_required_in_presets_only():
@@ -279,3 +282,41 @@ def test_quantities(text, kind, value):
 def test_bad_quantities(text):
     with pytest.raises(ValueError, match="not a"):
         parse_quantity(text, "bandwidth")
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_the_machines_of_go(devices):
+    machine = egx.hardware.load(f"p100x{devices}")
+    assert machine.device_names == tuple(f"p100{k}" for k in range(devices))
+    assert machine.level_bytes[:, 0].tolist() == [16e9] * devices
+    np.testing.assert_allclose(machine.read_bytes_per_s[:, 0], 732e9, rtol=1e-6)
+    np.testing.assert_allclose(machine.flops_per_s, 9.3e12, rtol=1e-6)
+    between = ~np.eye(devices, dtype=bool)
+    # PCI Express 3.0 x16, one direction.
+    rate = 16 * 8e9 * 128 / 130 / 8
+    np.testing.assert_allclose(np.asarray(machine.link_bytes_per_s)[between], rate, rtol=1e-3)
+
+
+def test_clusters_with_fast_links():
+    """An A100 sends a gigabyte in 3.3 ms, and multiplies in TF32."""
+    fast, faster = egx.hardware.load("a100x8"), egx.hardware.load("h100x8")
+    assert fast.num_devices == faster.num_devices == 8
+    contraction = OP_CLASSES.index("contraction")
+    for machine, link, tf32, fp32 in (
+        (fast, 300e9, 156e12, 19.5e12),
+        (faster, 450e9, 494.5e12, 67e12),
+    ):
+        np.testing.assert_allclose(machine.link_bytes_per_s[0, 7], link, rtol=1e-6)
+        np.testing.assert_allclose(machine.flops_per_s[3, contraction], tf32, rtol=1e-6)
+        np.testing.assert_allclose(machine.flops_per_s[3, 0], fp32, rtol=1e-6)
+
+
+def test_a_slice_counts_hops():
+    """Chips 0 to 3 above chips 4 to 7."""
+    machine = egx.hardware.load("tpu_v5e_2x4")
+    hops = np.round(np.asarray(machine.link_latency_s) * 1e6).astype(int)
+    assert hops[0].tolist() == [0, 1, 2, 3, 1, 2, 3, 4]
+    assert hops[5].tolist() == [2, 1, 2, 3, 1, 0, 1, 2]
+    np.testing.assert_array_equal(hops, hops.T)
+    between = ~np.eye(8, dtype=bool)
+    np.testing.assert_allclose(np.asarray(machine.link_bytes_per_s)[between], 45e9, rtol=1e-6)

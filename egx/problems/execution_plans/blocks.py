@@ -1,4 +1,4 @@
-"""Placements by hand: contiguous blocks of layers, one device, devices in turn.
+"""Placements by hand: layers to devices in turn or in blocks, one device, devices in turn.
 
 Shapes: N real ops, D devices.
 """
@@ -25,14 +25,42 @@ def layer_blocks(case: HostCase, *, by_bytes: bool = False) -> Plan:
     """Ops by depth, cut into one block a device, such that the largest block is least: by the
     seconds it takes on its own device, or by the bytes of its weights and outputs."""
     order = np.lexsort((np.arange(case.num_ops), depths(case)))
-    if by_bytes:
-        load = (case.weight_units + case.output_units).astype(np.float64)
-        load = np.repeat(load[:, None], case.num_devices, 1)
-    else:
-        load = case.seconds
     device = np.empty(case.num_ops, np.int64)
-    device[order] = contiguous_blocks(load[order])
+    device[order] = contiguous_blocks(_load(case, by_bytes)[order])
     return Plan(device, order)
+
+
+def layers_in_turn(case: HostCase) -> np.ndarray | None:
+    """The device [N] of each op when layers go to the devices in turn, in the order in which they
+    first appear; None where there are no named layers, or not enough to go round."""
+    if not _has_layers(case):
+        return None
+    return np.asarray(case.layer % case.num_devices, np.int64)
+
+
+def layers_in_blocks(case: HostCase, *, by_bytes: bool = False) -> np.ndarray | None:
+    """The device [N] of each op when whole layers, in the order in which they first appear, are
+    cut into one block a device whose largest is least, by seconds or by bytes of weights and
+    outputs; None as in `layers_in_turn`."""
+    if not _has_layers(case):
+        return None
+    load = np.zeros((int(case.layer.max()) + 1, case.num_devices))
+    np.add.at(load, case.layer, _load(case, by_bytes))
+    return np.asarray(contiguous_blocks(load)[case.layer], np.int64)
+
+
+def _has_layers(case: HostCase) -> bool:
+    if case.num_ops == 0 or case.layer.min() < 0:
+        return False
+    return int(case.layer.max()) + 1 >= case.num_devices
+
+
+def _load(case: HostCase, by_bytes: bool) -> np.ndarray:
+    """Load [N, D] of each op on each device: its seconds, or its bytes."""
+    if not by_bytes:
+        return case.seconds
+    load = (case.weight_units + case.output_units).astype(np.float64)
+    return np.repeat(load[:, None], case.num_devices, 1)
 
 
 def contiguous_blocks(load: np.ndarray) -> np.ndarray:

@@ -16,8 +16,9 @@ import numpy as np
 from jaxtyping import Array
 
 from egx.problems.execution_plans import blocks
+from egx.problems.execution_plans.fused import full_clusters, fuse
 from egx.problems.execution_plans.list_scheduling import heft, spread_by_memory
-from egx.problems.execution_plans.orders import memory_order
+from egx.problems.execution_plans.orders import first_come_order, memory_order
 from egx.problems.execution_plans.plan import Plan, decisions_of
 from egx.simulate.host_case import HostCase, host_case
 
@@ -48,10 +49,33 @@ def _memory_spread(case: HostCase, options: Mapping[str, Any]) -> Plan:
 def _expert(case: HostCase, options: Mapping[str, Any]) -> Plan:
     if options["devices"] is not None:
         return Plan(np.zeros(case.num_ops, np.int64), np.arange(case.num_ops))
-    return blocks.layer_blocks(case, by_bytes=options["by_bytes"])
+    device = blocks.layers_in_turn(case)
+    if device is None:
+        return blocks.layer_blocks(case, by_bytes=options["by_bytes"])
+    return _first_come(case, device, options)
 
 
-PLANS: dict[str, Callable[[HostCase, Mapping[str, Any]], Plan]] = {
+def _blocks(case: HostCase, options: Mapping[str, Any]) -> Plan:
+    device = None
+    if options["devices"] is None:
+        device = blocks.layers_in_blocks(case, by_bytes=options["by_bytes"])
+    return _expert(case, options) if device is None else _first_come(case, device, options)
+
+
+def _default(case: HostCase, options: Mapping[str, Any]) -> Plan:
+    return _first_come(case, np.zeros(case.num_ops, np.int64), options)
+
+
+def _first_come(case: HostCase, device: np.ndarray, options: Mapping[str, Any]) -> Plan:
+    """A placement in the order of a framework that knows no priorities: at run time the op that
+    arrived first, in a static order that of the index."""
+    order = first_come_order(case, device) if options["runtime"] else np.arange(case.num_ops)
+    return Plan(device, order)
+
+
+_Maker = Callable[[HostCase, Mapping[str, Any]], Plan]
+
+PLANS: dict[str, _Maker] = {
     "heft": _heft,
     "memory_greedy": _memory_greedy,
     "memory_spread": _memory_spread,
@@ -59,8 +83,29 @@ PLANS: dict[str, Callable[[HostCase, Mapping[str, Any]], Plan]] = {
 }
 
 
+def _fused(maker: _Maker) -> _Maker:
+    """The plan that a maker has for the graph with everything fused."""
+
+    def make(case: HostCase, options: Mapping[str, Any]) -> Plan:
+        fusion = np.full(case.num_ops, options["fusion_levels"] - 1, np.int64)
+        every = np.arange(case.num_ops)
+        fused = fuse(case, full_clusters(case) if options["fusion_levels"] > 1 else every)
+        return fused.expand(maker(fused.case, options), fusion)
+
+    return make
+
+
+FUSED_PLANS: dict[str, _Maker] = {
+    "tensorflow": _fused(_default),
+    "heft_fused": _fused(_heft),
+    "expert_fused": _fused(_expert),
+    "blocks_fused": _fused(_blocks),
+}
+
+
 class HeuristicPlans(Mapping[str, dict[str, Array]]):
-    """Plans by name, each made at its first look: the reference, then those of `PLANS`.
+    """Plans by name, each made at its first look: the reference, those of `PLANS`, and those of
+    `FUSED_PLANS` where fusion is decided.
 
     Args:
         reference: the problem's own.
@@ -79,13 +124,15 @@ class HeuristicPlans(Mapping[str, dict[str, Array]]):
         self._made: dict[str, dict[str, Array]] = {"reference": dict(reference)}
         self._arrays, self._shapes, self._options = dict(arrays), dict(shapes), dict(options)
         self._case: HostCase | None = None
+        # Which plans there are must not depend on numbers or names: programs have one each.
+        self._makers = PLANS | (FUSED_PLANS if "fusion" in self._shapes else {})
 
     def __iter__(self) -> Iterator[str]:
         yield "reference"
-        yield from PLANS
+        yield from self._makers
 
     def __len__(self) -> int:
-        return 1 + len(PLANS)
+        return 1 + len(self._makers)
 
     def __getitem__(self, name: str) -> dict[str, Array]:
         if name not in self._made:
@@ -93,7 +140,7 @@ class HeuristicPlans(Mapping[str, dict[str, Array]]):
         return self._made[name]
 
     def _make(self, name: str) -> dict[str, Array]:
-        maker, shapes, options = PLANS[name], self._shapes, self._options
+        maker, shapes, options = self._makers[name], self._shapes, self._options
 
         def decisions(case: HostCase) -> dict[str, np.ndarray]:
             return decisions_of(

@@ -36,6 +36,48 @@ def critical_path_order(case: HostCase) -> np.ndarray:
     return np.lexsort((np.arange(case.num_ops), -upward_ranks(case)))
 
 
+def first_come_order(case: HostCase, device: np.ndarray) -> np.ndarray:
+    """Ops in the order in which they start at run time on the devices [N] given, first come, first
+    served (semantics 4.3), in double precision: as priorities they bring about the same run."""
+    on, producer = device.tolist(), case.producer.tolist()
+    seconds = case.seconds[np.arange(case.num_ops), device].tolist()
+    unit_bytes = (case.units * case.unit_bytes).tolist()
+    latency, per_byte = case.link_latency_s.tolist(), case.link_s_per_byte.tolist()
+    missing = [len(tensors) for tensors in case.inputs]
+    arrival = [0.0] * case.num_ops
+    clock = [0.0] * case.num_devices
+    link: dict[tuple[int, int], float] = {}
+    # Transfers of a producer start in the order of the uses that name them.
+    outgoing: list[list[tuple[int, int]]] = [[] for _ in range(case.num_ops)]
+    named = sorted(case.naming_uses(device).items(), key=lambda entry: entry[1])
+    for (tensor, target), _ in named:
+        outgoing[producer[tensor]].append((tensor, target))
+    # Of each device the ops whose inputs were all sent, by arrival, then index.
+    waiting: list[list[tuple[float, int]]] = [[] for _ in range(case.num_devices)]
+    for op in range(case.num_ops):
+        if missing[op] == 0:
+            waiting[on[op]].append((0.0, op))
+    order = []
+    for _ in range(case.num_ops):
+        starts = [(max(clock[d], heap[0][0]), d) for d, heap in enumerate(waiting) if heap]
+        start, here = min(starts)
+        _, op = heapq.heappop(waiting[here])
+        order.append(op)
+        finish = clock[here] = start + seconds[op]
+        arrived = {(tensor, here): finish for tensor in case.outputs[op]}
+        for tensor, target in outgoing[op]:
+            took = latency[here][target] + unit_bytes[tensor] * per_byte[here][target]
+            link[here, target] = max(finish, link.get((here, target), 0.0)) + took
+            arrived[tensor, target] = link[here, target]
+        for tensor in case.outputs[op]:
+            for consumer in case.consumers[tensor]:
+                arrival[consumer] = max(arrival[consumer], arrived[tensor, on[consumer]])
+                missing[consumer] -= 1
+                if missing[consumer] == 0:
+                    heapq.heappush(waiting[on[consumer]], (arrival[consumer], consumer))
+    return np.asarray(order, np.int64)
+
+
 def depth_first_order(case: HostCase) -> np.ndarray:
     """Ops as they become ready, the newest first; what became ready together goes by index."""
     producer = case.producer.tolist()

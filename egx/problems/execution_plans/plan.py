@@ -19,15 +19,17 @@ from egx.simulate.host_case import HostCase
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """A device for each op, and the order in which items are taken.
+    """A device for each op, the order in which items are taken, and what is fused.
 
     Without `queue`, a transfer is taken with its producer. With it, the order of items is that of
-    `queue`: an op as (op, -1), a transfer as (tensor, target device).
+    `queue`: an op as (op, -1), a transfer as (tensor, target device). What is computed of a plan
+    in this file takes its ops as they are, without fusion.
     """
 
     device: np.ndarray  # [N]
     order: np.ndarray  # [N], op indices, first to last
     queue: Sequence[tuple[int, int]] | None = None
+    fusion: np.ndarray | None = None  # [N], none where no op is fused
 
 
 def index_plan(case: HostCase) -> Plan:
@@ -46,6 +48,8 @@ def decisions_of(
     out: dict[str, np.ndarray] = {}
     if "fusion" in names:
         out["fusion"] = np.zeros(ops, np.int32)
+        if plan.fusion is not None:
+            out["fusion"][: case.num_ops] = plan.fusion
     if "device" in names:
         out["device"] = np.zeros(ops, np.int32)
         out["device"][: case.num_ops] = plan.device
@@ -79,19 +83,31 @@ def _priority(place: np.ndarray, count: int) -> np.ndarray:
 
 def order_taken(case: HostCase, priority: np.ndarray) -> np.ndarray:
     """Ops [N] as they are taken by `priority` [N] when transfers go with their producers."""
-    producer, rank = case.producer.tolist(), (-priority.astype(np.float64)).tolist()
-    missing = [len({producer[t] for t in tensors}) for tensors in case.inputs]
-    ready = [(rank[op], op) for op in range(case.num_ops) if missing[op] == 0]
+    producer = case.producer.tolist()
+    needs = [{producer[t] for t in tensors} for tensors in case.inputs]
+    return np.asarray(list_order(needs, priority), np.int64)
+
+
+def list_order(needs: Sequence[set[int]], priority: np.ndarray) -> list[int]:
+    """Items in the order in which they are taken: again and again, of those whose `needs` were
+    all taken, the one of highest priority; the lower index where two are equal."""
+    rank = (-np.asarray(priority, np.float64)).tolist()
+    readers: list[list[int]] = [[] for _ in needs]
+    for item, wanted in enumerate(needs):
+        for other in wanted:
+            readers[other].append(item)
+    missing = [len(wanted) for wanted in needs]
+    ready = [(rank[item], item) for item, count in enumerate(missing) if count == 0]
     heapq.heapify(ready)
     order = []
     while ready:
-        _, op = heapq.heappop(ready)
-        order.append(op)
-        for consumer in {c for t in case.outputs[op] for c in case.consumers[t]}:
-            missing[consumer] -= 1
-            if missing[consumer] == 0:
-                heapq.heappush(ready, (rank[consumer], consumer))
-    return np.asarray(order, np.int64)
+        _, item = heapq.heappop(ready)
+        order.append(item)
+        for reader in readers[item]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                heapq.heappush(ready, (rank[reader], reader))
+    return order
 
 
 def replay(case: HostCase, plan: Plan, *, blocking: bool = False) -> float:
