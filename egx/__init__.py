@@ -4,6 +4,7 @@ from egx import errors, hardware, zoo
 from egx.api import compare, optimize, optimize_seeds
 from egx.baselines.exact import ExactSolution, exact
 from egx.comparison import Comparison
+from egx.execution.run import execute, measured_evaluator
 from egx.formats.jaxpr import trace
 from egx.graph.builder import GraphBuilder
 from egx.graph.graph import Graph, Model
@@ -30,11 +31,13 @@ __all__ = [
     "compare",
     "errors",
     "exact",
+    "execute",
     "execution_problem",
     "hardware",
     "load",
     "load_policy",
     "load_workload",
+    "measured_evaluator",
     "optimize",
     "optimize_seeds",
     "searches",

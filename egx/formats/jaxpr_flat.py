@@ -290,12 +290,13 @@ class _Flattening:
             made = self._inline(body, given, _joined(path, f"scan[{step}]"))
             carry, rows[step] = made[: len(carry)], made[len(carry) :]
         stacked = []
-        for k, var in enumerate(eqn.outvars[len(carry) :]):
+        avals: list[Any] = [var.aval for var in eqn.outvars[len(carry) :]]
+        for k, aval in enumerate(avals):
             if length == 0:
-                stacked.append(self._piece(jnp.zeros, (var.aval.shape, var.aval.dtype), [], path))
+                stacked.append(self._piece(jnp.zeros, (aval.shape, aval.dtype), [], path))
             else:
                 parts = [row[k] for row in rows]
-                stacked.append(self._stacked(parts, var.aval, _joined(path, "scan")))
+                stacked.append(self._stacked(parts, aval, _joined(path, "scan")))
         return [*carry, *(atom for piece in stacked for atom in piece)]
 
     def _unstacked(self, atom: Atom, length: int, path: str) -> list[Atom]:
