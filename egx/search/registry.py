@@ -17,6 +17,7 @@ from egx.search.egrl_plus import EGRLPlus
 from egx.search.evosax import EvosaxSearch, strategies
 from egx.search.gradient import GradientSearch
 from egx.search.greedy_dp import GreedyDP
+from egx.search.hdp import HDP
 from egx.search.idrs import IDRS
 from egx.search.local import Local
 from egx.search.random import RandomSearch
@@ -35,6 +36,7 @@ SEARCHES: dict[str, Callable[..., AbstractSearch]] = {
     "gas": gas,
     "gradient": GradientSearch,
     "greedy_dp": GreedyDP,
+    "hdp": HDP,
     "idrs": IDRS,
     "local": Local,
     "pg": pg,

@@ -23,6 +23,7 @@ def options(genes: tuple[tuple[str, str, int], ...]) -> dict[str, dict[str, Any]
         "pg": _NETWORK,
         "regal": {"policy": RegalPolicy(genes, width=4, rounds=1, key=key)},
         "gas": {"policy": SequencePolicy(genes, width=4, depth=1, key=key)},
+        "hdp": {"width": 4, "groups": 2, "groupings": 1, "levels": 2},
         "evosax:SNES": {"population": 6},
         "evosax:SimpleGA": {"population": 6},
     }
