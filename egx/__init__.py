@@ -4,6 +4,7 @@ from egx import errors, hardware, zoo
 from egx.api import compare, optimize, optimize_seeds
 from egx.baselines.exact import ExactSolution, exact
 from egx.comparison import Comparison
+from egx.execution.calibration import calibrate
 from egx.execution.run import execute, measured_evaluator
 from egx.formats.jaxpr import trace
 from egx.graph.builder import GraphBuilder
@@ -28,6 +29,7 @@ __all__ = [
     "MemoryPlacement",
     "Model",
     "Result",
+    "calibrate",
     "compare",
     "errors",
     "exact",

@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from rich.console import Console
 
 import egx
-from egx import commands, execution_commands, lookups, training_commands
+from egx import (
+    calibration_commands,
+    commands,
+    execution_commands,
+    lookups,
+    training_commands,
+)
 from egx.errors import EgxError
 from egx.problems.execution import DECISIONS, OPTIONS
 from egx.training.identity import package_version
@@ -140,6 +146,14 @@ def parser() -> argparse.ArgumentParser:
     hardware = sub.add_parser("hardware", help="list the machines, or describe one")
     hardware.add_argument("name", metavar="NAME", nargs="?", help=MACHINE)
     hardware.set_defaults(run=lookups.hardware)
+
+    calibrate = sub.add_parser(
+        "calibrate", help="measure this computer's JAX devices and links into a machine file"
+    )
+    calibrate.add_argument("--out", metavar="FILE", required=True, help="the .toml file to write")
+    calibrate.add_argument("--name", help="of the machine (default: the file's)")
+    calibrate.add_argument("--overwrite", action="store_true", help="replace FILE")
+    calibrate.set_defaults(run=calibration_commands.calibrate)
 
     models = sub.add_parser("models", help="list the models of the zoo")
     models.set_defaults(run=lookups.models)
