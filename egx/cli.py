@@ -24,6 +24,7 @@ from egx.training.identity import package_version
 INTERRUPTED = 130
 SOURCE = "a name of the zoo, or a file (.onnx, .onnx.gz, .json, .pbtxt, .stg)"
 MACHINE = "a preset, or the path of a .toml file"
+_EXECUTION_MACHINE = "; for execution the file's own, or a100"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,15 +68,9 @@ def parser() -> argparse.ArgumentParser:
     sub = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     optimize = sub.add_parser("optimize", help="search for a plan and write a folder")
-    _problem_arguments(optimize, more="; for execution the file's own, or a100")
+    _problem_arguments(optimize, more=_EXECUTION_MACHINE)
+    _kind_argument(optimize)
     _execution_arguments(optimize)
-    optimize.add_argument(
-        "--problem",
-        choices=("memory_placement", "execution"),
-        default="memory_placement",
-        help="which memory each tensor lies in, or which device runs each op and in which order "
-        "(default: %(default)s)",
-    )
     optimize.add_argument(
         "--algorithm",
         metavar="NAME",
@@ -115,13 +110,15 @@ def parser() -> argparse.ArgumentParser:
     train.set_defaults(run=training_commands.train)
 
     compare = sub.add_parser("compare", help="run several algorithms with several seeds each")
-    _problem_arguments(compare, "nnpi")
+    _problem_arguments(compare, more=_EXECUTION_MACHINE)
+    _kind_argument(compare)
+    _execution_arguments(compare)
     compare.add_argument(
         "--algorithms",
         type=_names,
-        default=lookups.default_comparison(),
         metavar="A,B,C",
-        help=f"(default: {','.join(lookups.default_comparison())})",
+        help=f"(default: {','.join(lookups.default_comparison())}; for execution "
+        f"{','.join(lookups.default_comparison(execution=True))})",
     )
     compare.add_argument("--seeds", type=int, default=5, help="(default: %(default)s)")
     _search_arguments(compare)
@@ -130,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="keep each finished run in OUT, and go on from those that are there",
     )
-    compare.set_defaults(run=commands.compare)
+    compare.set_defaults(run=_compare)
 
     check = sub.add_parser("check", help="check a plan: is it valid, and as fast as it claims?")
     check.add_argument("plan", metavar="PLAN", help="a plan.json")
@@ -169,6 +166,23 @@ def _optimize(options: argparse.Namespace) -> int:
     return commands.optimize(options)
 
 
+def _compare(options: argparse.Namespace) -> int:
+    execution_commands.settle_comparison(options)
+    if options.problem == "execution":
+        return execution_commands.compare(options)
+    return commands.compare(options)
+
+
+def _kind_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--problem",
+        choices=("memory_placement", "execution"),
+        default="memory_placement",
+        help="which memory each tensor lies in, or which device runs each op and in which order "
+        "(default: %(default)s)",
+    )
+
+
 def _execution_arguments(parser: argparse.ArgumentParser) -> None:
     """Of the problem of several devices, and of its machine."""
     group = parser.add_argument_group("several devices (--problem execution)")
@@ -177,7 +191,8 @@ def _execution_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="devices of the machine: its first N, or N copies of its only one (default: those of "
-        "the file, or 2 or more of the machine). For memory placement the same as --spread",
+        "the file, or 2 or more of the machine). `optimize` takes it for memory placement too, as "
+        "--spread",
     )
     group.add_argument(
         "--objective",
@@ -259,14 +274,11 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
 
 
-def _problem_arguments(
-    parser: argparse.ArgumentParser, hardware: str | None = None, more: str = ""
-) -> None:
+def _problem_arguments(parser: argparse.ArgumentParser, *, more: str) -> None:
     parser.add_argument("source", metavar="SOURCE", help=SOURCE)
     _load_arguments(parser)
     parser.add_argument(
         "--hardware",
-        default=hardware,
         metavar="NAME",
         help=f"{MACHINE} (default: nnpi{more})",
     )

@@ -14,11 +14,13 @@ from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from egx import api
 from egx import hardware as machines
 from egx.baselines.exact import ExactSolution, exact
+from egx.comparison import Comparison
 from egx.errors import MissingExtraError, SearchError
 from egx.files import write_whole
 from egx.loading import load
@@ -166,16 +168,41 @@ def _tell(
 
 def compare(options: Namespace) -> int:
     """Runs several algorithms, prints their table, and writes it with a picture."""
-    out, log = console(), error_console()
     problem, _ = _problem(options)
+    title = layout(problem).title
+
+    def draw(comparison: Comparison) -> Figure:
+        lines = reference_lines(problem, comparison.bound, comparison.bound_status)
+        return convergence(comparison.curves(), lines, title=title)
+
+    return run_comparison(problem, options, headline=headline(problem), title=title, draw=draw)
+
+
+def run_comparison(
+    problem: AbstractProblem,
+    options: Namespace,
+    *,
+    headline: str,
+    title: str,
+    draw: Callable[[Comparison], Figure],
+    best: Callable[[Progress], str] = best_so_far,
+) -> int:
+    """Compares on any problem; `draw` makes the picture, `best` words the best so far.
+
+    A solver that cannot do the problem says why, and is left out.
+    """
+    out, log = console(), error_console()
     folder = choose_folder(options, problem, _same_comparison(problem, options), suffix="-compare")
-    out.print(headline(problem), style="bold")
+    out.print(headline, style="bold")
     solution = None
     if EXACT not in options.algorithms and options.bound_seconds > 0:
-        solution = bound_by_solver(problem, None, options, log)
-        if solution is None:
-            raise KeyboardInterrupt
-    with watch(log, quiet=options.quiet) as progress:
+        try:
+            solution = bound_by_solver(problem, None, options, log)
+            if solution is None:
+                raise KeyboardInterrupt
+        except (SearchError, MissingExtraError) as error:
+            log.print(f"not bounded by a solver: {error}")
+    with watch(log, quiet=options.quiet, best=best) as progress:
         comparison = api.compare(
             problem,
             options.algorithms,
@@ -188,12 +215,11 @@ def compare(options: Namespace) -> int:
         )
     table = comparison.table()
     comparison.save(folder / COMPARISON)
-    files, title = [COMPARISON, REPORT], layout(problem).title
+    files = [COMPARISON, REPORT]
     report = f"# {title}\n\n{table.to_markdown()}"
     if options.pictures != "none":
         picture = f"convergence.{options.pictures}"
-        lines = reference_lines(problem, comparison.bound, comparison.bound_status)
-        convergence(comparison.curves(), lines, title=title).savefig(folder / picture)
+        draw(comparison).savefig(folder / picture)
         report += f"\n![convergence]({picture})\n"
         files.append(picture)
     write_whole(folder / REPORT, report)
@@ -202,7 +228,7 @@ def compare(options: Namespace) -> int:
     return INTERRUPTED if comparison.interrupted else 0
 
 
-def _same_comparison(problem: MemoryPlacement, options: Namespace) -> Same:
+def _same_comparison(problem: AbstractProblem, options: Namespace) -> Same:
     """Tells a comparison of the same problem, budget and seeds, of no searchers but these."""
     expected = json.loads(json.dumps(problem_identity(problem)))
 

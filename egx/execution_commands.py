@@ -1,4 +1,4 @@
-"""`egx optimize --problem execution`; `egx.cli` has its options."""
+"""`egx optimize` and `egx compare` with `--problem execution`; `egx.cli` has their options."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Any
 
 import equinox as eqx
 import numpy as np
+from matplotlib.figure import Figure
 
 from egx import hardware as machines
 from egx import lookups
 from egx.commands import (
     INTERRUPTED,
     choose_folder,
+    run_comparison,
     same_run,
     search,
     solver_line,
     use_devices,
 )
+from egx.comparison import Comparison
 from egx.errors import (
     HardwareError,
     ProblemError,
@@ -33,8 +36,13 @@ from egx.policies.loading import load_policy
 from egx.problems.execution import Execution
 from egx.problems.workloads import execution_problem
 from egx.report.console import console, error_console, print_table
-from egx.report.execution_folder import write_execution_folder
-from egx.report.execution_verdict import REFERENCE, device_table, judge_execution
+from egx.report.execution_folder import execution_convergence, write_execution_folder
+from egx.report.execution_verdict import (
+    REFERENCE,
+    device_table,
+    fitting_costs,
+    judge_execution,
+)
 from egx.report.tables import effort_line
 from egx.report.units import format_bytes, format_count, format_seconds, format_speedup
 from egx.training.progress import Progress
@@ -90,6 +98,21 @@ def optimize(options: Namespace) -> int:
         print_table(out, device_table(problem, problem.timeline(verdict.best.decisions)))
     out.print(f"wrote {folder}/: {', '.join(files)}")
     return INTERRUPTED if stopped else 0
+
+
+def compare(options: Namespace) -> int:
+    """Runs several algorithms, prints their table, and writes it with a picture."""
+    problem, _ = _problem(options)
+    title = _title(problem)
+
+    def draw(comparison: Comparison) -> Figure:
+        known = comparison.bound, comparison.bound_status
+        lines = fitting_costs(problem)
+        return execution_convergence(problem, comparison.curves(), lines, *known, title=title)
+
+    return run_comparison(
+        problem, options, headline=headline(problem), title=title, draw=draw, best=_best(problem)
+    )
 
 
 def headline(problem: Execution) -> str:
@@ -204,21 +227,38 @@ def settle(options: Namespace) -> None:
     Raises:
         ProblemError: naming the option.
     """
+    _refuse_others(options)
     if options.problem == "execution":
-        if options.prefetch:
-            raise ProblemError("--prefetch is of --problem memory_placement")
         if options.algorithm is None:
             options.algorithm = lookups.default_execution_algorithm()
             # What is known for nothing is where the search should start.
             if options.algorithm == "brkga" and "seeds" not in dict(options.option):
                 options.option = [*options.option, ("seeds", "all")]
         return
+    # As it was before there were machines of several devices.
+    options.spread = options.devices if options.spread is None else options.spread
+    if options.algorithm is None:
+        options.algorithm = lookups.default_algorithm()
+
+
+def settle_comparison(options: Namespace) -> None:
+    """The same for `compare`."""
+    _refuse_others(options)
+    execution = options.problem == "execution"
+    if not execution and options.devices is not None:
+        raise ProblemError("--devices is of --problem execution")
+    if options.algorithms is None:
+        options.algorithms = lookups.default_comparison(execution=execution)
+
+
+def _refuse_others(options: Namespace) -> None:
+    """Refuses options of the other kind of problem; memory placement gets its machine."""
+    if options.problem == "execution":
+        if options.prefetch:
+            raise ProblemError("--prefetch is of --problem memory_placement")
+        return
     for name, option in ONLY_EXECUTION.items():
         if getattr(options, name) is not None:
             raise ProblemError(f"{option} is of --problem execution")
-    # As it was before there were machines of several devices.
-    options.spread = options.devices if options.spread is None else options.spread
     if options.hardware is None:
         options.hardware = "nnpi"
-    if options.algorithm is None:
-        options.algorithm = lookups.default_algorithm()

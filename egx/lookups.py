@@ -39,10 +39,11 @@ def default_execution_algorithm() -> str:
     return next(name for name in PREFERRED_EXECUTION if name in searches())
 
 
-def default_comparison() -> list[str]:
+def default_comparison(*, execution: bool = False) -> list[str]:
     """A few algorithms that are quick to run."""
-    wanted = ("egrl_plus", "local", "annealing", "greedy_dp", "random")
-    return [name for name in wanted if name in searches()]
+    placement = ("egrl_plus", "local", "annealing", "greedy_dp", "random")
+    several = ("brkga_seeded", "brkga", "local", "annealing", "random")
+    return [name for name in (several if execution else placement) if name in searches()]
 
 
 def check(options: Namespace) -> int:

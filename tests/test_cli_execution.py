@@ -11,6 +11,7 @@ import pytest
 import egx
 from egx import api
 from egx.cli import main
+from egx.comparison import Comparison
 from egx.formats.costgraph import save_costgraph
 from egx.formats.native import save_json
 from egx.graph.generators import regal_synthetic
@@ -95,6 +96,47 @@ def test_a_second_run_is_the_same_and_another_is_refused(here, capsys):
     assert "out: holds another run" in line
     line = failed(capsys, *RUN, "--out", "out", "--link-bandwidth", "1 MB/s")
     assert "out: holds another run" in line
+
+
+def test_compare_shows_searchers_on_several_devices(here, monkeypatch, capsys):
+    arguments = ["compare", *RUN[1:], "--algorithms", "random,brkga_seeded", "--seeds", "2"]
+    arguments += ["--objective", "peak_memory", "--out", "side"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    headline, *table = printed.splitlines()
+    assert "regal, 3 devices" in headline
+    assert "peak memory, static order" in headline
+    for word in ("brkga_seeded", "random", "reference", "319 B"):
+        assert any(word in line for line in table), word
+    assert {path.name for path in (here / "side").iterdir()} == {
+        "comparison.json",
+        "report.md",
+        "convergence.png",
+    }
+    kept = Comparison.load(here / "side" / "comparison.json")
+    assert {name: len(group) for name, group in kept.results.items()} == {
+        "random": 2,
+        "brkga_seeded": 2,
+    }
+    first = kept.results["random"][0]
+    assert first.evaluations == 160
+    assert first.provenance["problem"]["objective"] == "peak_memory"
+    assert kept.bound <= kept.best.cost <= kept.reference_cost
+    assert min(result.cost for result in kept.results["brkga_seeded"]) == kept.best.cost
+
+    line = failed(capsys, *arguments, "--link-bandwidth", "1 MB/s")
+    assert "side: holds another run" in line
+    line = failed(capsys, "compare", "small.pbtxt", "--objective", "makespan")
+    assert line == "egx: --objective is of --problem execution"
+    line = failed(capsys, "compare", "small.pbtxt", "--devices", "2")
+    assert line == "egx: --devices is of --problem execution"
+
+    # Without a list: searchers that suit several devices, and a solver if there is time for one.
+    seen = []
+    monkeypatch.setattr(api, "compare", lambda problem, names, **given: seen.append(names) or kept)
+    assert main(["compare", *RUN[1:], "--out", "other", "--pictures", "none"]) == 0
+    assert seen == [["brkga_seeded", "brkga", "local", "annealing", "random"]]
+    assert {path.name for path in (here / "other").iterdir()} == {"comparison.json", "report.md"}
 
 
 def test_options_reach_the_problem(here, monkeypatch, capsys):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from egx.files import write_whole
-from egx.report.curves import convergence
+from egx.problems.execution import Execution
+from egx.report.curves import Curve, convergence
 from egx.report.execution_plan import make_execution_plan
 from egx.report.execution_plan_file import write_execution_plan
 from egx.report.execution_verdict import FOUND, REFERENCE, ExecutionVerdict, device_table
@@ -69,15 +72,30 @@ def write_execution_folder(
     return [PLAN, RESULT, REPORT, TRACE, *drawn.values()]
 
 
-def _convergence(result: Result, verdict: ExecutionVerdict, title: str) -> Any:
+def _convergence(result: Result, verdict: ExecutionVerdict, title: str) -> Figure:
     history, fits = result.history, result.history.best_feasible
     curve = (history.evaluations[fits], history.best_cost[fits])
     lines = {plan.name: plan.cost for plan in verdict.plans if plan.fits and plan.name != FOUND}
-    if verdict.bound is not None:
-        lines["optimum" if verdict.bound_status == "proved" else "bound"] = verdict.bound
-    by_time = verdict.problem.objective == "makespan"
+    curves = {result.algorithm: [curve]}
+    known = verdict.bound, verdict.bound_status
+    return execution_convergence(verdict.problem, curves, lines, *known, title=title)
+
+
+def execution_convergence(
+    problem: Execution,
+    curves: Mapping[str, Sequence[Curve]],
+    lines: Mapping[str, float],
+    bound: float | None,
+    bound_status: str | None,
+    *,
+    title: str,
+) -> Figure:
+    """Costs against evaluations beside those of known plans, in the units of the objective."""
+    if bound is not None:
+        lines = {**lines, "optimum" if bound_status == "proved" else "bound": bound}
+    by_time = problem.objective == "makespan"
     return convergence(
-        {result.algorithm: [curve]},
+        curves,
         lines,
         title=title,
         quantity="makespan" if by_time else "peak memory",

@@ -117,6 +117,13 @@ def judge_execution(
     return ExecutionVerdict(problem, tuple(plans), best, result.bound, result.bound_status)
 
 
+def fitting_costs(problem: Execution) -> dict[str, float]:
+    """The costs of the reference and the problem's heuristics, of those that fit."""
+    known = {REFERENCE: problem.reference, **problem.heuristics()}
+    outcomes = {name: problem.evaluate(plan) for name, plan in known.items()}
+    return {name: float(one.cost) for name, one in outcomes.items() if bool(one.feasible)}
+
+
 def _known(problem: Execution, name: str, decisions: Mapping[str, Any]) -> KnownExecution:
     outcome = problem.evaluate(decisions)
     return KnownExecution(
