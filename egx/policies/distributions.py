@@ -35,6 +35,20 @@ def sample(logits: Mapping[str, Array], *, key: PRNGKeyArray) -> Levels:
     }
 
 
+def log_probabilities(
+    logits: Mapping[str, Array], levels: Mapping[str, Array]
+) -> dict[str, Float[Array, "*B N"]]:
+    """The log of each choice's probability, [..., N] of each head; `levels` may be a batch."""
+
+    def chosen(value: Array, level: Array) -> Array:
+        log_p = jnp.broadcast_to(
+            jax.nn.log_softmax(value, axis=-1), (*level.shape, value.shape[-1])
+        )
+        return jnp.take_along_axis(log_p, level[..., None], axis=-1)[..., 0]
+
+    return {name: chosen(value, levels[name]) for name, value in logits.items()}
+
+
 def entropy(logits: Mapping[str, Array], mask: Bool[Array, " N"]) -> Float[Array, ""]:
     """The exact entropy in nats: the mean over real entries, summed over heads.
 

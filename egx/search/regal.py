@@ -10,18 +10,13 @@ Shapes: W keys of a candidate, K knots of a quantile function.
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-import egx.policies
 from egx.errors import SearchError
-from egx.policies.loading import load_policy
+from egx.policies.loading import PRETRAINED, load_shipped
 from egx.policies.proposal import (
     FRACTIONS,
     AbstractProposalPolicy,
@@ -39,7 +34,6 @@ from egx.search.brkga import BRKGA, Population
 from egx.search.keys import flatten
 
 ACTIONS = ("sample", "mode", "marginal")
-PRETRAINED = Path(egx.policies.__file__).parent / "pretrained"
 
 
 class Regal(AbstractSearch):
@@ -153,9 +147,9 @@ def shipped_policy(problem: AbstractProblem, kind: str = "regal") -> AbstractPro
             f"{', '.join(known) or 'none'}); train one with egx.train(problems, {kind!r}) "
             f"and give it as policy"
         )
-    stored = _load(name)
-    # As constants where a program is being traced.
-    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, stored)
+    policy = load_shipped(name)
+    assert isinstance(policy, AbstractProposalPolicy)
+    return policy
 
 
 def _shipped_name(problem: AbstractProblem, kind: str) -> str | None:
@@ -173,12 +167,3 @@ def _description(problem: AbstractProblem) -> str:
         f"{problem.objective} on {problem.hardware.num_devices} devices, where {decided} are "
         f"decided,"
     )
-
-
-@functools.cache
-def _load(name: str) -> AbstractProposalPolicy:
-    with jax.ensure_compile_time_eval():
-        policy = load_policy(PRETRAINED / f"{name}.npz")
-        assert isinstance(policy, AbstractProposalPolicy)
-        # NumPy arrays belong to no trace.
-        return jax.tree.map(lambda x: np.asarray(x) if eqx.is_array(x) else x, policy)

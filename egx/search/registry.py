@@ -15,6 +15,8 @@ from egx.search.brkga import BRKGA, brkga_seeded
 from egx.search.egrl import EGRL, ea, pg
 from egx.search.egrl_plus import EGRLPlus
 from egx.search.evosax import EvosaxSearch, strategies
+from egx.search.go import Go
+from egx.search.go_plus import go_plus
 from egx.search.gradient import GradientSearch
 from egx.search.greedy_dp import GreedyDP
 from egx.search.hdp import HDP
@@ -34,6 +36,8 @@ SEARCHES: dict[str, Callable[..., AbstractSearch]] = {
     "egrl": EGRL,
     "egrl_plus": EGRLPlus,
     "gas": gas,
+    "go": Go,
+    "go_plus": go_plus,
     "gradient": GradientSearch,
     "greedy_dp": GreedyDP,
     "hdp": HDP,

@@ -16,14 +16,13 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from egx.policies.base import Choices
 from egx.policies.context import GraphContext
 from egx.policies.distributions import Logits, entropy, probabilities
 from egx.policies.graph_unet import GraphUNetCritic, GraphUNetPolicy
+from egx.search.adam import descend, no_moments
 from egx.search.replay import Replay, draw
 
 Metrics = dict[str, Float[Array, ""]]
@@ -73,14 +72,7 @@ class SAC(eqx.Module):
 
     def start(self, actor: GraphUNetPolicy, critic: GraphUNetCritic) -> SACState:
         """The state before the first step."""
-        adam = optax.scale_by_adam()
-        return SACState(
-            actor,
-            critic,
-            critic,
-            adam.init(ravel_pytree(actor)[0]),
-            adam.init(ravel_pytree(critic)[0]),
-        )
+        return SACState(actor, critic, critic, no_moments(actor), no_moments(critic))
 
     def learn(
         self,
@@ -157,15 +149,9 @@ class SAC(eqx.Module):
         return jax.lax.stop_gradient(value + self.alpha * entropy(logits, context.mask))
 
     def _descend(self, network: Any, gradient: Any, moments: Any) -> tuple[Any, Any]:
-        # On one flat vector: an update a tensor would compile for seconds.
-        flat, unravel = ravel_pytree(network)
-        gradient = ravel_pytree(gradient)[0]
-        norm = jnp.sqrt(jnp.sum(gradient * gradient))
-        gradient = gradient * jnp.minimum(1.0, self.clip / jnp.maximum(norm, 1e-12))
-        # Adam's bias correction raises a float to an integer power.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, moments = optax.scale_by_adam().update(gradient, moments)
-        return unravel(flat - self.learning_rate * updates), moments
+        return descend(
+            network, gradient, moments, learning_rate=self.learning_rate, clip=self.clip
+        )[:2]
 
 
 def critic_loss_of(

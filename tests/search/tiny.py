@@ -8,10 +8,16 @@ import jax
 
 from egx.policies.regal_net import RegalPolicy
 from egx.policies.sequence_net import SequencePolicy
+from egx.search.egrl_plus import EGRLPlus
+from egx.search.go import Go
 
 # Messages of networks are tested with the networks: without them they compile in a moment.
 _NETWORK = {"width": 4, "depth": 1, "attention_heads": 1, "graph_network": False}
 _POPULATION = {"evolution.size": 5, "evolution.elites": 1}
+_GO = {
+    "width": 4, "rounds": 1, "layers": 0, "attention_heads": 1, "segment": 4, "passes": 1,
+    "batch": 6, "ppo.epochs": 1,
+}  # fmt: skip
 
 
 def options(genes: tuple[tuple[str, str, int], ...]) -> dict[str, dict[str, Any]]:
@@ -24,6 +30,11 @@ def options(genes: tuple[tuple[str, str, int], ...]) -> dict[str, dict[str, Any]
         "regal": {"policy": RegalPolicy(genes, width=4, rounds=1, key=key)},
         "gas": {"policy": SequencePolicy(genes, width=4, depth=1, key=key)},
         "hdp": {"width": 4, "groups": 2, "groupings": 1, "levels": 2},
+        "go": _GO,
+        "go_plus": {
+            "go": Go(width=4, rounds=1, layers=0, attention_heads=1, segment=4, passes=1),
+            "search": EGRLPlus(batch=8, gradients=False, repair=False),
+        },
         "evosax:SNES": {"population": 6},
         "evosax:SimpleGA": {"population": 6},
     }

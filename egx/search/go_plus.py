@@ -1,0 +1,225 @@
+"""GO+: what serves a user best under GO's budget. Ours; not a published method.
+
+The islands of EGRL+ start from all heuristic plans and from the policy's likeliest one, each of
+which is evaluated, so that none of them is better than the result. A network imitates the best
+plans so far, and some children take part of their decisions from it: what good plans agree on, and
+what a trained policy knew before, is tried where they differ.
+
+Shapes: B children of an ask, Q guided ones, K elites of an island, L entries of a candidate, N ops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from egx.errors import SearchError
+from egx.policies.distributions import (
+    Levels,
+    Logits,
+    greedy,
+    log_probabilities,
+    sample,
+    to_decisions,
+)
+from egx.policies.go_inputs import GoContext
+from egx.policies.go_net import GoPolicy
+from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
+from egx.search.adam import descend
+from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
+from egx.search.egrl_plus import EGRLPlus, Islands
+from egx.search.genome import Genes, decode, encode
+from egx.search.go import Go
+from egx.search.ppo import Learner, new_learner
+
+# The island of known plans: see `EGRLPlus`.
+HOME = 2
+
+
+class GoPlusState(eqx.Module):
+    """The islands, and the network that imitates their best."""
+
+    islands: Islands
+    context: GoContext
+    learner: Learner
+
+
+class GoPlus(AbstractSearch):
+    """Islands of plans, and a network that learns what the best have in common.
+
+    Args:
+        search: the islands; their budget and plans are given by this searcher.
+        go: the network, and how fast it learns (`go.ppo`'s learning rate and largest gradient).
+        budget: evaluations that the run will spend; sets the halving times of the islands.
+        policy: a trained policy to start from.
+        guided: children of an ask that take a part of their decisions from the network.
+    """
+
+    search: EGRLPlus = eqx.field(default_factory=EGRLPlus)
+    go: Go = eqx.field(default_factory=Go)
+    budget: Scalar = eqx.field(converter=scalar, default=4000.0)
+    policy: GoPolicy | None = None
+    guided: int = eqx.field(static=True, default=4)
+
+    @property
+    def batch_size(self) -> int:
+        return self.search.batch_size
+
+    @property
+    def _engine(self) -> EGRLPlus:
+        return dataclasses.replace(self.search, budget=self.budget)
+
+    @property
+    def _go(self) -> Go:
+        return self.go if self.policy is None else dataclasses.replace(self.go, policy=self.policy)
+
+    def check(self, problem: AbstractProblem) -> None:
+        if not 0 <= self.guided <= self.batch_size:
+            raise SearchError(
+                f"go_plus: guided must be 0 to {self.batch_size} (search.batch), got {self.guided}"
+            )
+        if self.search.plans is not None or not self.search.heuristic_seeds:
+            raise SearchError("go_plus starts from the problem's plans; leave search's alone")
+        plans = len(problem.heuristics()) + 1
+        for what, room in (("batch", self.batch_size), ("elites", self.search.elites)):
+            if plans > room:
+                raise SearchError(
+                    f"go_plus: {plans} plans to start from, but search.{what} is {room}"
+                )
+        self._engine.check(problem)
+        self._go.check(problem)
+
+    def initial(self, problem: AbstractProblem, *, key: PRNGKeyArray) -> GoPlusState:
+        islands_key, policy_key = jax.random.split(key)
+        policy = self._go.start_policy(problem, key=policy_key)
+        context = policy.context(problem)
+        likeliest = _decisions(problem, policy.logits(context), greedy(policy.logits(context)))
+        engine = dataclasses.replace(self._engine, plans=jax.tree.map(lambda x: x[None], likeliest))
+        islands = engine.initial(problem, key=islands_key)
+        return GoPlusState(islands, context, new_learner(policy))
+
+    def propose(
+        self, problem: AbstractProblem, inner: GoPlusState, *, key: PRNGKeyArray
+    ) -> tuple[Decisions, GoPlusState]:
+        children_key, guided_key = jax.random.split(key)
+        children, islands = self._engine.propose(problem, inner.islands, key=children_key)
+        first = islands.told == 0
+        island = islands.child_island
+        # All known plans as they are; the rest of the first batch is what the islands make of it.
+        known = len(problem.heuristics()) + 1
+        slot = jnp.arange(self.batch_size)
+        starts = islands.elites.genes[HOME, jnp.minimum(slot, known - 1)]
+        start = jax.vmap(lambda genes: decode(problem, genes))(starts)
+        guided = self._guided(problem, inner, islands, key=guided_key)
+        is_start = first & (slot < known)
+        is_guided = ~first & (slot >= self.batch_size - self.guided)
+
+        def pick(child: Array, start: Array, guided: Array) -> Array:
+            chosen = jnp.where(is_guided[:, None], guided, child)
+            return jnp.where(is_start[:, None], start, chosen)
+
+        candidates = jax.tree.map(pick, children, start, guided)
+        island = jnp.where(is_start, HOME, island).astype(jnp.int32)
+        islands = eqx.tree_at(lambda i: i.child_island, islands, island)
+        return candidates, GoPlusState(islands, inner.context, inner.learner)
+
+    def _guided(
+        self, problem: AbstractProblem, inner: GoPlusState, islands: Islands, *, key: PRNGKeyArray
+    ) -> Decisions:
+        """[B, ...]; a good plan of the child's island, of which a random share of the entries
+        takes what the network draws."""
+        logits = inner.learner.policy.logits(inner.context)
+
+        def child(island: Array, key: PRNGKeyArray) -> Decisions:
+            rank_key, share_key, flip_key, draw_key, near_key = jax.random.split(key, 5)
+            rank = jnp.floor(jax.random.exponential(rank_key) * (self.search.elites / 3.0))
+            rank = jnp.minimum(rank, self.search.elites - 1).astype(jnp.int32)
+            elite = islands.elites.genes[island, rank]
+            drawn = encode(problem, _decisions(problem, logits, sample(logits, key=draw_key)))
+            # A level stands for the reals around it.
+            step = 1.0 / (inner.learner.policy.real_levels - 1)
+            near = step * (jax.random.uniform(near_key, drawn.shape) - 0.5)
+            real = islands.genome.choices == 0
+            drawn = jnp.where(real, jnp.clip(drawn + near, 0.0, 1.0), drawn)
+            share = 10.0 ** jax.random.uniform(share_key, minval=-2.0, maxval=0.0)
+            flip = jax.random.bernoulli(flip_key, share, elite.shape) & islands.genome.active
+            decisions = decode(problem, jnp.where(flip, drawn, elite))
+            return problem.repair(decisions) if self.search.repair else decisions
+
+        keys = jax.vmap(lambda b: jax.random.fold_in(key, b))(jnp.arange(self.batch_size))
+        return jax.vmap(child)(islands.child_island, keys)
+
+    def update(
+        self,
+        problem: AbstractProblem,
+        inner: GoPlusState,
+        candidates: Decisions,
+        outcomes: AbstractOutcome,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[GoPlusState, Metrics]:
+        islands, metrics = self._engine.update(
+            problem, inner.islands, candidates, outcomes, key=key
+        )
+        elites = islands.elites
+        best = jnp.lexsort((elites.cost[:, 0], ~elites.feasible[:, 0]))[0]
+        told = elites.cost[best] < jnp.finfo(jnp.float32).max
+        learner, loss = self._imitate(
+            problem, inner.learner, inner.context, elites.genes[best], told
+        )
+        return GoPlusState(islands, inner.context, learner), {**metrics, "imitation": loss}
+
+    def _imitate(
+        self,
+        problem: AbstractProblem,
+        learner: Learner,
+        context: GoContext,
+        genes: Float[Array, "K L"],
+        told: Array,
+    ) -> tuple[Learner, Float[Array, ""]]:
+        """A step towards the elites that were evaluated: minus the mean log-probability of their
+        decisions, summed over the kinds."""
+        levels = jax.vmap(lambda one: _levels(problem, one, learner.policy.real_levels))(genes)
+        weight = told[:, None] & context.mask
+        count = jnp.maximum(jnp.sum(weight.astype(jnp.float32)), 1.0)
+
+        def loss(policy: GoPolicy) -> Array:
+            log_p = log_probabilities(policy.logits(context), levels)
+            return -sum(jnp.sum(jnp.where(weight, x, 0.0)) for x in log_p.values()) / count
+
+        value, gradient = eqx.filter_value_and_grad(loss)(learner.policy)
+        policy, moments, _ = descend(
+            learner.policy,
+            gradient,
+            learner.moments,
+            learning_rate=self.go.ppo.learning_rate,
+            clip=self.go.ppo.gradient_clip,
+        )
+        return Learner(policy, moments), value
+
+
+def go_plus(**options: Any) -> GoPlus:
+    """GO+ with a network that two cores can train beside the search."""
+    return GoPlus(**{"go": Go(width=64, layers=1, passes=1), **options})
+
+
+def _decisions(problem: AbstractProblem, logits: Logits, levels: Levels) -> Decisions:
+    return to_decisions(
+        problem.heads, levels, {name: value.shape[-1] for name, value in logits.items()}
+    )
+
+
+def _levels(problem: AbstractProblem, genes: Genes, real_levels: int) -> Levels:
+    """The network's choices that come nearest to a candidate."""
+    levels = {}
+    for name, value in decode(problem, genes).items():
+        if problem.heads[name].choices == "real":
+            nearest = jnp.round(jnp.clip(value, 0.0, 1.0) * (real_levels - 1))
+            value = nearest.astype(jnp.int32)
+        levels[name] = value
+    return levels
