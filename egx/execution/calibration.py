@@ -30,19 +30,20 @@ class Sizes:
     """How much work a measurement does.
 
     `matrix` (rows of the square matrices that are multiplied), `elements` (of the arrays that are
-    read and written, which no cache should hold) and `copy_bytes` (sent between two devices) are
-    where a measurement begins: each is doubled until a run takes `least_s`, or is as large as
-    `largest` times the first. `steps`: multiply-adds an element in the elementwise program,
-    enough that memory does not limit it. `row`: programs, or copies, in a row for the time of a
+    read and written; a 16th of them in the elementwise program) and `copy_bytes` (sent between
+    two devices) are where a measurement begins: each is doubled until a run takes `least_s`, or
+    is as large as `largest` times the first. Larger arrays would measure how fast the host finds
+    new pages for them, more than its memory. `steps`: multiply-adds an element in the elementwise
+    program, enough that memory does not limit it. `row`: programs, or copies, in a row for the time of a
     launch, and the latency of a copy.
     """
 
     matrix: int = 512
-    elements: int = 2**24
-    copy_bytes: int = 2**24
+    elements: int = 2**22
+    copy_bytes: int = 2**22
     steps: int = 256
     row: int = 64
-    least_s: float = 0.01
+    least_s: float = 0.002
     largest: int = 16
     repeats: int = 7
 
@@ -162,7 +163,7 @@ def _measure(device: Any, name: str, sizes: Sizes, dtype: Any, share: int) -> _M
     return _Measured(
         name=name,
         contraction=rate(sizes.matrix, product),
-        elementwise=rate(max(sizes.elements // sizes.steps, 1), polynomial),
+        elementwise=rate(max(sizes.elements // 16, 1), polynomial),
         read=rate(sizes.elements, read),
         write=rate(sizes.elements, write),
         launch=launch,
