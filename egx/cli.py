@@ -231,7 +231,10 @@ def _execution_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--algorithm", choices=("regal", "gas"), default="regal", help="(default: %(default)s)"
+        "--algorithm",
+        choices=("regal", "gas", "go"),
+        default="regal",
+        help="(default: %(default)s)",
     )
     parser.add_argument(
         "--data",

@@ -21,10 +21,12 @@ from egx.policies.loading import POLICY_FILE, load_policy
 from egx.problems.execution import Execution
 from egx.report.console import console, error_console, watch
 from egx.report.units import format_bytes
-from egx.training.progress import Progress
 from egx.training.synthetic import synthetic_models
 
 SYNTHETIC = "synthetic"
+# What the validation of a training is relative to.
+PLAIN = "plain BRKGA's cost"
+_SCORES = {"go": "the best heuristic's cost"}
 MODEL_FILES = (".onnx", ".onnx.gz", ".json", ".pbtxt", ".prototxt", ".stg")
 
 
@@ -49,7 +51,10 @@ def train(options: Namespace) -> int:
     start = None
     if options.policy is not None:
         start = load_policy(options.policy)
-    with watch(log, quiet=options.quiet, best=_score, what="steps") as progress:
+    score = _SCORES.get(options.algorithm, PLAIN)
+    with watch(
+        log, quiet=options.quiet, best=lambda p: f"{p.best_cost:.4f} of {score}", what="steps"
+    ) as progress:
         policy = api.train(
             problems,
             options.algorithm,
@@ -65,10 +70,6 @@ def train(options: Namespace) -> int:
     out.print(f"wrote {target} ({format_bytes(target.stat().st_size)})")
     out.print(f"use it with: egx optimize SOURCE --problem execution --policy {folder}")
     return 0
-
-
-def _score(progress: Progress) -> str:
-    return f"{progress.best_cost:.4f} of plain BRKGA's cost"
 
 
 def training_problems(options: Namespace) -> list[Execution]:

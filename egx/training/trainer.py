@@ -16,6 +16,8 @@ from egx.problems.base import AbstractProblem
 from egx.search.base import State
 from egx.search.registry import find_search
 from egx.training.generation import concrete
+from egx.training.go_trainer import KIND as GO
+from egx.training.go_trainer import train_go
 from egx.training.loop import MAX_BUDGET, run_one, whole_number
 from egx.training.progress import ProgressCallback
 from egx.training.regal_trainer import KINDS, train_proposals
@@ -45,19 +47,20 @@ def train(
     """Trains a policy on one or several problems, for use on those and on others.
 
     "regal" and "gas" train on all problems at once, by steps, each of runs of the genetic
-    algorithm; the policy that did best on held-out problems is returned. Other searchers visit
+    algorithm, and "go" by steps of drawn plans; the policy that did best on held-out problems is
+    returned. Other searchers visit
     the problems in turn, each time going on from the policy so far; of all policies met on the
     way, the one whose greedy decisions have the highest mean reward over all problems is returned.
     Neither choice counts as evaluations.
 
     Args:
         problems: what to train on; their decisions must be of the same kinds.
-        algorithm: "regal", "gas", or a searcher that trains a network: "egrl", "pg", ...
+        algorithm: "regal", "gas", "go", or a searcher that trains a network: "egrl", "pg", ...
         budget: evaluations per problem, 4000 by default; with steps, per run, 480 by default.
         rounds: visits to each problem, which share its budget; 1 for one problem, else 4.
-        steps: of "regal" and "gas", 1000 by default.
+        steps: of "regal", "gas" and "go", 1000 by default.
         seed, options, policy, progress: as in `optimize`; with steps, the options are those of
-            `egx.training.regal_trainer.train_proposals`.
+            `egx.training.regal_trainer.train_proposals` or `egx.training.go_trainer.train_go`.
         more: with steps, `validation`, `checkpoint_dir`, `checkpoint_every_s` and `resume` as
             there.
 
@@ -67,21 +70,17 @@ def train(
     visited = [problems] if isinstance(problems, AbstractProblem) else list(problems)
     if not visited:
         raise SearchError("train needs at least one problem")
-    if algorithm in KINDS:
+    if algorithm in (*KINDS, GO):
         if rounds is not None:
             raise SearchError(f"{algorithm} trains by steps: it takes no rounds")
+        if algorithm == GO and budget is not None:
+            raise SearchError(f"{GO} draws a batch of plans a step: it takes no budget")
         given = dict(options or {}) | ({} if budget is None else {"budget": budget})
         steps = 1000 if steps is None else steps
-        return train_proposals(
-            visited,
-            algorithm,
-            steps=steps,
-            seed=seed,
-            options=given,
-            policy=policy,
-            progress=progress,
-            **more,
-        ).policy
+        shared: dict[str, Any] = {"steps": steps, "seed": seed, "options": given, "policy": policy}
+        if algorithm == GO:
+            return train_go(visited, **shared, progress=progress, **more).policy
+        return train_proposals(visited, algorithm, **shared, progress=progress, **more).policy
     if steps is not None or more:
         refused = "steps" if steps is not None else sorted(more)[0]
         raise SearchError(f"{algorithm} does not train by steps: it takes no {refused}")

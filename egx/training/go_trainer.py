@@ -1,0 +1,329 @@
+"""Training of GO's policy on many graphs at once (GO-batch), judged without fine-tuning.
+
+Zhou et al., "Transferable Graph Optimizers for ML Compilers", NeurIPS 2020, arXiv 2010.12438. A
+step draws plans for some of the graphs, values them and takes a few steps of PPO, in one program;
+validation takes the likeliest plan for each held-out graph (zero-shot).
+
+Shapes: G training problems, V validation problems, B problems of a step, K plans of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from egx.errors import ProblemError, SearchError
+from egx.policies.base import AbstractPolicy
+from egx.policies.distributions import Levels, Logits, greedy, sample, to_decisions
+from egx.policies.go_inputs import GoContext
+from egx.policies.go_net import TASKS, GoPolicy, tasks_of
+from egx.problems.base import AbstractProblem, Decisions
+from egx.problems.padded import pad_problem, stack_problems
+from egx.search.base import Metrics
+from egx.search.ppo import PPO, Baseline, Learner, advantages, learn, new_baseline, new_learner
+from egx.training.generation import concrete
+from egx.training.identity import package_version, plain
+from egx.training.loop import whole_number
+from egx.training.progress import ProgressCallback, listener
+from egx.training.sessions import (
+    AbstractTraining,
+    Trained,
+    TrainingCheckpoints,
+    TrainingRun,
+    chosen_problems,
+    common_sizes,
+    held_out,
+    problems_digest,
+    split_options,
+)
+
+KIND = "go"
+
+
+@dataclasses.dataclass(frozen=True)
+class GoBatch:
+    """The size of a step.
+
+    Args:
+        problems: a step (B).
+        samples: plans of each (K).
+    """
+
+    problems: int = 8
+    samples: int = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class GoValidation:
+    """How a policy is judged while it is trained.
+
+    Args:
+        every: steps between two validations.
+        worst_ratio: costs above this multiple of the best heuristic's count as this multiple.
+    """
+
+    every: int = 20
+    worst_ratio: float = 4.0
+
+
+def train_go(
+    problems: Sequence[AbstractProblem],
+    *,
+    steps: int,
+    seed: int = 0,
+    validation: Sequence[AbstractProblem] | None = None,
+    options: Mapping[str, Any] | None = None,
+    policy: AbstractPolicy | None = None,
+    progress: bool | ProgressCallback = False,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    checkpoint_every_s: float = 60.0,
+    resume: bool = False,
+) -> Trained[GoPolicy]:
+    """Trains a policy that decides everything about an op by one network.
+
+    Args:
+        problems: what to train on, of one kind: the same decisions, options and sizes of hardware.
+        steps: batches; each is `ppo.epochs` steps of Adam.
+        seed: 0 to 2^32 - 1.
+        validation: held-out problems of the same kind; by default every fifth one of `problems`,
+            which is then not trained on, and with fewer than ten problems all of them.
+        options: fields of `GoBatch`; of `PPO` as "ppo.clip", of `GoValidation` as
+            "validation.every", and of `GoPolicy` as "network.width".
+        policy: where to start; by default a fresh network.
+        progress: True for a bar, or a callable. It shows steps as evaluations, and the best
+            validation score beside 1, the best heuristic.
+        checkpoint_dir: a folder for checkpoints.
+        checkpoint_every_s: seconds between two checkpoints.
+        resume: go on from the checkpoint in that folder, if there is one.
+
+    Returns:
+        The policy of the best validation, its score the cost of the likeliest plans over that of
+        the best heuristic, geometric mean over the validation problems; after Ctrl-C the best so
+        far, flagged.
+
+    Raises:
+        SearchError: for an impossible argument, or problems that the policy does not fit.
+        ProblemError: for problems of different kinds.
+        CheckpointError: for a checkpoint that cannot be written, or is of another training.
+    """
+    steps = whole_number("steps", steps, 0, 2**30)
+    seed = whole_number("seed", seed, 0, 2**32 - 1)
+    ppo, batch, judge, network = _settings(options or {})
+    chosen, judged = held_out(problems, validation)
+    key = jax.random.key(seed)
+    start = _start(policy, chosen[0], network, key)
+    for problem in (*chosen, *judged):
+        start.check(problem)
+    identity = {
+        "egx": package_version(),
+        "policy": plain(start),
+        "ppo": plain(ppo),
+        "batch": plain(batch),
+        "validation": plain(judge),
+        "seed": seed,
+        "problems": problems_digest(chosen),
+        "validation problems": problems_digest(judged),
+    }
+    checkpoints = TrainingCheckpoints(
+        checkpoint_dir, identity, resume=resume, every_s=checkpoint_every_s
+    )
+    with checkpoints, listener(progress) as show:
+        training = _Training(concrete(ppo), batch, judge, chosen, judged, steps, key)
+        return training.run(concrete(start), checkpoints, show)
+
+
+def _settings(
+    options: Mapping[str, Any],
+) -> tuple[PPO, GoBatch, GoValidation, dict[str, Any]]:
+    parts = split_options(
+        options, {"": GoBatch, "ppo": PPO, "validation": GoValidation, "network": None}
+    )
+    batch, judge = GoBatch(**parts[""]), GoValidation(**parts["validation"])
+    for name, number in (
+        ("problems", batch.problems),
+        ("samples", batch.samples),
+        ("validation.every", judge.every),
+    ):
+        whole_number(name, number, 1, 2**30)
+    return PPO(**parts["ppo"]), batch, judge, parts["network"]
+
+
+def _start(
+    policy: AbstractPolicy | None,
+    problem: AbstractProblem,
+    network: Mapping[str, Any],
+    key: jax.Array,
+) -> GoPolicy:
+    if isinstance(policy, GoPolicy):
+        return policy
+    if policy is not None:
+        raise SearchError(f"{KIND} cannot start from a {type(policy).__name__}")
+    names = tasks_of(problem)
+    # Of execution, all tasks: what was trained on some may go on with the others.
+    tasks = TASKS if set(names) <= set(TASKS) else names
+    try:
+        return GoPolicy(**{"tasks": tasks, **network}, key=jax.random.fold_in(key, 0xBEE))
+    except TypeError as error:
+        raise SearchError(f"the {KIND} network cannot be made with {network}: {error}") from error
+
+
+class _Learner(eqx.Module):
+    """PPO's learner and the running means of all training problems."""
+
+    learner: Learner
+    baseline: Baseline
+
+    @property
+    def policy(self) -> GoPolicy:
+        return self.learner.policy
+
+
+class _Facts(eqx.Module):
+    """Costs [G] that rewards are relative to, and [V] that validation is."""
+
+    reference: Float[Array, " G"]
+    best_heuristic: Float[Array, " V"]
+
+
+class _Training(AbstractTraining[GoPolicy]):
+    """One call of `train_go`."""
+
+    def __init__(
+        self,
+        ppo: PPO,
+        batch: GoBatch,
+        judge: GoValidation,
+        problems: Sequence[AbstractProblem],
+        judged: Sequence[AbstractProblem],
+        steps: int,
+        key: jax.Array,
+    ):
+        super().__init__(KIND, steps, judge.every, key)
+        self.ppo, self.batch, self.judge = ppo, batch, judge
+        # All of one size: what runs them is compiled once.
+        sizes = common_sizes([problem.graph for problem in (*problems, *judged)])
+        self.each = [pad_problem(problem, sizes) for problem in problems]
+        self.each_judged = [pad_problem(problem, sizes) for problem in judged]
+        self.problems = stack_problems(self.each, sizes)
+        self.judged = stack_problems(self.each_judged, sizes)
+        self.contexts: tuple[GoContext, GoContext] | None = None
+
+    def template(self, policy: GoPolicy) -> TrainingRun:
+        count, judged = len(self.each), len(self.each_judged)
+        # They depend on the policy's sizes alone, not on its weights.
+        self.contexts = _contexts(policy, self.problems), _contexts(policy, self.judged)
+        zeros = _Facts(jnp.zeros(count, jnp.float32), jnp.zeros(judged, jnp.float32))
+        learner = _Learner(new_learner(policy), new_baseline((count,)))
+        return TrainingRun(learner, policy, jnp.zeros((), jnp.float32), zeros)
+
+    def facts(self) -> _Facts:
+        best = [_best_heuristic(problem) for problem in self.each_judged]
+        return _Facts(self.problems.reference_cost, jnp.asarray(best, jnp.float32))
+
+    def step(self, run: TrainingRun, number: int) -> tuple[_Learner, dict[str, float]]:
+        assert self.contexts is not None
+        index = chosen_problems(self.key, number, self.batch.problems, len(self.each))
+        learner, metrics = go_step(
+            self.ppo,
+            run.learner,
+            self.problems,
+            self.contexts[0],
+            run.facts.reference,
+            index,
+            jax.random.fold_in(self.key, number),
+            self.batch.samples,
+        )
+        return learner, {name: float(value) for name, value in metrics.items()}
+
+    def score(self, policy: GoPolicy, facts: _Facts) -> float:
+        assert self.contexts is not None
+        cost, feasible = zero_shot(policy, self.judged, self.contexts[1])
+        yardstick = np.asarray(facts.best_heuristic, np.float64)
+        ratio = np.asarray(cost, np.float64) / np.where(yardstick > 0, yardstick, 1.0)
+        ratio = np.where(np.asarray(feasible), ratio, self.judge.worst_ratio)
+        ratio = np.clip(ratio, 1e-9, self.judge.worst_ratio)
+        return float(np.exp(np.mean(np.log(ratio))))
+
+
+@eqx.filter_jit
+def _contexts(policy: GoPolicy, problems: AbstractProblem) -> GoContext:
+    return jax.vmap(policy.context)(problems)
+
+
+@eqx.filter_jit
+def zero_shot(
+    policy: GoPolicy, problems: AbstractProblem, contexts: GoContext
+) -> tuple[Float[Array, " V"], Bool[Array, " V"]]:
+    """Cost and feasibility of the likeliest plan for each problem of a stack."""
+
+    def single(problem: AbstractProblem, context: GoContext) -> tuple[Array, Array]:
+        logits = policy.logits(context)
+        outcome = problem.evaluate(_decisions(problem, logits, greedy(logits)))
+        return outcome.cost, outcome.feasible
+
+    return jax.vmap(single)(problems, contexts)
+
+
+@eqx.filter_jit
+def go_step(
+    ppo: PPO,
+    learner: _Learner,
+    problems: AbstractProblem,
+    contexts: GoContext,
+    reference: Float[Array, " G"],
+    index: Int[Array, " B"],
+    key: PRNGKeyArray,
+    samples: int,
+) -> tuple[_Learner, Metrics]:
+    """One batch: plans of the problems `index` of a stack, their values, and PPO's epochs."""
+    taken = jax.tree.map(lambda x: x[index], (problems, contexts, reference))
+    keys = jax.random.split(key, (index.shape[0], samples))
+    policy = learner.learner.policy
+
+    def draw(
+        problem: AbstractProblem, context: GoContext, keys: Array
+    ) -> tuple[Logits, Levels, Array, Array]:
+        logits = policy.logits(context)
+        levels = jax.vmap(lambda key: sample(logits, key=key))(keys)
+        plans = jax.vmap(lambda one: _decisions(problem, logits, one))(levels)
+        outcomes = jax.vmap(problem.evaluate)(plans)
+        return logits, levels, outcomes.cost, outcomes.feasible
+
+    logits, levels, cost, feasible = jax.vmap(draw)(taken[0], taken[1], keys)
+    before = jax.tree.map(lambda x: x[index], learner.baseline)
+    advantage, reward, after = jax.vmap(
+        lambda cost, feasible, reference, one: advantages(ppo, cost, feasible, reference, one)
+    )(cost, feasible, taken[2], before)
+    # A batch longer than the corpus has problems twice; the last of them is kept.
+    baseline = jax.tree.map(lambda all, new: all.at[index].set(new), learner.baseline, after)
+    learned, metrics = learn(ppo, learner.learner, taken[1], logits, levels, advantage)
+    ratio = jnp.min(jnp.where(feasible, cost, jnp.inf), 1) / taken[2]
+    metrics = {
+        "reward": jnp.mean(reward),
+        "feasible_share": jnp.mean(feasible.astype(jnp.float32)),
+        "best_over_reference": jnp.mean(jnp.where(jnp.isfinite(ratio), ratio, 1.0)),
+        **metrics,
+    }
+    return _Learner(learned, baseline), metrics
+
+
+def _decisions(problem: AbstractProblem, logits: Logits, levels: Levels) -> Decisions:
+    return to_decisions(
+        problem.heads, levels, {name: value.shape[-1] for name, value in logits.items()}
+    )
+
+
+def _best_heuristic(problem: AbstractProblem) -> float:
+    """The least cost of the problem's known plans, feasible ones first."""
+    outcomes = [problem.evaluate(plan) for plan in problem.heuristics().values()]
+    if not outcomes:
+        raise ProblemError("validation needs a problem with a known plan")
+    return min((not bool(o.feasible), float(o.cost)) for o in outcomes)[1]

@@ -1,0 +1,92 @@
+"""Training of GO's policy: it learns what is known to be best, and resumes bit by bit."""
+
+from __future__ import annotations
+
+import functools
+
+import equinox as eqx
+import pytest
+
+import egx
+from egx.errors import CheckpointError, SearchError
+from egx.policies.go_net import GoPolicy
+from egx.training.go_trainer import train_go
+from tests.runs import Toy, chain
+from tests.training.test_regal_trainer import same, stop_at
+
+OPTIONS = {
+    "network.width": 4,
+    "network.rounds": 1,
+    "network.layers": 0,
+    "network.attention_heads": 1,
+    "network.segment": 8,
+    "network.passes": 1,
+    "problems": 2,
+    "samples": 16,
+    "ppo.learning_rate": 0.03,
+    "validation.every": 15,
+}
+
+
+@functools.cache
+def toys():
+    """The costs of one move and of another differ; every plan is valid."""
+    return tuple(Toy(chain(ops), 1000) for ops in (5, 6, 8))
+
+
+def small(steps, **more):
+    options = OPTIONS | more.pop("options", {})
+    return train_go(toys(), steps=steps, validation=toys()[:2], options=options, **more)
+
+
+@functools.cache
+def straight():
+    return small(30)
+
+
+def test_it_learns_what_is_known_to_be_best():
+    """Activation 3 is best for every op."""
+    trained = straight()
+    before = trained.history[0]["score"]
+    best = min(row.get("score", 9.0) for row in trained.history)
+    assert trained.score == pytest.approx(best, rel=1e-6)
+    # With every weight at 0, as in the reference, it would be 0.63.
+    assert trained.score < min(0.65, before)
+    plan = eqx.filter_jit(lambda policy, toy: policy.decide(toy))(trained.policy, toys()[2])
+    assert (plan["activations"] == 3).mean() > 0.9
+    entropies = [row["entropy"] for row in trained.history[1:]]
+    assert entropies[-1] < entropies[0]
+
+
+def test_resumed_training_gives_the_same_bits(tmp_path):
+    first = small(30, checkpoint_dir=tmp_path, progress=stop_at(7))
+    assert first.interrupted
+    again = small(30, checkpoint_dir=tmp_path, resume=True)
+    assert not again.interrupted
+    same(again, straight())
+    with pytest.raises(CheckpointError, match=r"holds a checkpoint already; pass resume=True"):
+        small(30, checkpoint_dir=tmp_path)
+    with pytest.raises(CheckpointError, match=r"of another training: .*seed: saved 0, now 1"):
+        small(30, checkpoint_dir=tmp_path, resume=True, seed=1)
+
+
+def test_train_by_name():
+    policy = egx.train(toys(), "go", steps=1, options=OPTIONS)
+    assert isinstance(policy, GoPolicy)
+    more = egx.train(toys(), "go", steps=0, policy=policy)
+    assert eqx.tree_equal(more, policy)
+    with pytest.raises(SearchError, match="go trains by steps: it takes no rounds"):
+        egx.train(toys(), "go", steps=1, rounds=2)
+    with pytest.raises(SearchError, match="it takes no budget"):
+        egx.train(toys(), "go", steps=1, budget=20)
+
+
+def test_impossible_arguments_are_named():
+    for options, message in (
+        ({"ppo.size": 3}, r"no option 'ppo.size' \(it takes"),
+        ({"size": 3}, r"no option 'size' \(it takes problems, samples\)"),
+        ({"samples": 0}, "samples must be 1 to"),
+        ({"network.depth": 3}, "the go network cannot be made with"),
+    ):
+        with pytest.raises(SearchError, match=message):
+            small(1, options=options)
