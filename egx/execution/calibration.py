@@ -30,22 +30,22 @@ class Sizes:
     """How much work a measurement does.
 
     `matrix` (rows of the square matrices that are multiplied), `elements` (of the arrays that are
-    read and written; a 16th of them in the elementwise program) and `copy_bytes` (sent between
-    two devices) are where a measurement begins: each is doubled until a run takes `least_s`, or
-    is as large as `largest` times the first. Larger arrays would measure how fast the host finds
-    new pages for them, more than its memory. `steps`: multiply-adds an element in the elementwise
-    program, enough that memory does not limit it. `row`: programs, or copies, in a row for the time of a
-    launch, and the latency of a copy.
+    read and written; a quarter of them in the elementwise program) and `copy_bytes` (sent between
+    two devices) are where a measurement begins: each is doubled until a run takes `launches`
+    times a launch (a copy: four times its latency), or is as large as `largest` times the first.
+    Larger arrays than needed would measure how fast a host finds new pages for them. `steps`:
+    multiply-adds an element in the elementwise program, enough that memory does not limit it.
+    `row`: programs, or copies, in a row for the time of a launch, and the latency of a copy.
     """
 
     matrix: int = 512
-    elements: int = 2**22
+    elements: int = 2**20
     copy_bytes: int = 2**22
-    steps: int = 256
+    steps: int = 32
     row: int = 64
-    least_s: float = 0.002
-    largest: int = 16
-    repeats: int = 7
+    launches: int = 16
+    largest: int = 64
+    repeats: int = 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _measure(device: Any, name: str, sizes: Sizes, dtype: Any, share: int) -> _M
     launch = median_seconds(in_a_row, repeats=sizes.repeats, warmup=2) / sizes.row
 
     def rate(first: int, work: Callable[[int], tuple[float, Callable[[], Any]]]) -> float:
-        return _grown_rate(first, work, sizes, launch)
+        return _grown_rate(first, work, sizes, launch, sizes.launches * launch)
 
     def product(n: int) -> tuple[float, Callable[[], Any]]:
         program, a, b = jax.jit(jnp.matmul), put(n, n), put(n, n)
@@ -163,7 +163,7 @@ def _measure(device: Any, name: str, sizes: Sizes, dtype: Any, share: int) -> _M
     return _Measured(
         name=name,
         contraction=rate(sizes.matrix, product),
-        elementwise=rate(max(sizes.elements // 16, 1), polynomial),
+        elementwise=rate(max(sizes.elements // 4, 1), polynomial),
         read=rate(sizes.elements, read),
         write=rate(sizes.elements, write),
         launch=launch,
@@ -177,13 +177,14 @@ def _grown_rate(
     work: Callable[[int], tuple[float, Callable[[], Any]]],
     sizes: Sizes,
     overhead_s: float,
+    enough_s: float,
 ) -> float:
-    """Work a second of the first size that takes long enough; `work(size)` is (how much, run)."""
+    """Work a second of the first size that takes `enough_s`; `work(size)` is (how much, run)."""
     size = first
     while True:
         amount, run = work(size)
         took = median_seconds(run, repeats=sizes.repeats, warmup=2)
-        if took >= sizes.least_s or size >= first * sizes.largest:
+        if took >= enough_s or size >= first * sizes.largest:
             # What is all overhead says nothing of the rate; it is at least that of the whole.
             return amount / max(took - overhead_s, 0.1 * took)
         size *= 2
@@ -226,7 +227,7 @@ def _link(source: Any, target: Any, sizes: Sizes) -> tuple[float, float]:
         x = jax.block_until_ready(jax.device_put(np.ones(count, np.uint8), source))
         return float(count), lambda: jax.device_put(x, target)
 
-    return _grown_rate(sizes.copy_bytes, copy, sizes, latency), latency
+    return _grown_rate(sizes.copy_bytes, copy, sizes, latency, 4 * latency), latency
 
 
 def _toml(

@@ -11,7 +11,7 @@ from egx.cli import main
 from egx.errors import HardwareError
 from egx.execution.calibration import Sizes
 
-TINY = Sizes(matrix=32, elements=2**12, copy_bytes=2**12, steps=8, row=4, least_s=0.0, repeats=3)
+TINY = Sizes(matrix=32, elements=2**12, copy_bytes=2**12, steps=8, row=4, largest=1, repeats=3)
 
 
 def test_measures_devices_and_links_into_a_file_that_loads(tmp_path):
