@@ -1,0 +1,248 @@
+"""GO's claims, measured: every method on every workload at equal evaluations.
+
+    python experiments/go/run.py                                   # run.toml, all workloads
+    python experiments/go/run.py --workloads rnnlm_2 --tasks joint # only these
+    python experiments/go/run.py --config experiments/go/full.toml # a GPU's configuration
+    python experiments/go/run.py --tables                          # only what runs/ holds
+
+A run is one JSON file under `runs/CONFIG/WORKLOAD/TASK/`; what is there is not run again, so that
+the whole can be killed at any time. Delete a file to have it made anew. Each plan is valued again
+by the finer cost model, under every setting of `[fine]`. Tables go to `results/CONFIG`.
+
+"Each task alone" starts from TensorFlow's default and decides one thing; "one after the other"
+gives placement, fusion and order a third of the budget each, on what was found before. Both are
+done by the searchers of `alone`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from settings import TASKS, Rest, Workload, evaluate, make_problem
+from tables import write_tables
+
+import egx
+from egx.baselines.expert import human, human_blocks, tensorflow
+from egx.baselines.list_scheduling import heft, heft_fused
+from egx.baselines.partition import partition
+from egx.errors import SearchError
+from egx.files import write_whole
+from egx.graph.graph import real_sizes
+from egx.problems.base import AbstractProblem, Decisions
+from egx.search.registry import searches
+from egx.simulate.fine import FineOptions, check_plan
+
+HERE = Path(__file__).parent
+ONE_AFTER_THE_OTHER = ("device", "fusion", "priority")
+
+Row = dict[str, Any]
+_Plan = Callable[[egx.Execution], Decisions]
+
+# Plans that need no search; those that fuse, where fusion is decided.
+PLANS: dict[str, _Plan] = {
+    "tensorflow": tensorflow,
+    "human": human,
+    "human_blocks": human_blocks,
+    "heft": heft,
+    "metis": lambda problem: partition(problem, order="first_come"),
+}
+FUSED: dict[str, _Plan] = {
+    "heft_fused": heft_fused,
+    "metis_fused": lambda problem: partition(problem, order="first_come", fused=True),
+}
+
+
+class Compared:
+    """One workload and task: what was found so far, and what finds more."""
+
+    def __init__(self, workload: Workload, task: str, config: dict[str, Any], runs: Path):
+        self.workload, self.task, self.config = workload, task, config
+        self.folder = runs / workload.name / task
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.problem: egx.Execution | None = None
+
+    def made(self) -> egx.Execution:
+        """The problem, which takes long to make: only where something is missing."""
+        if self.problem is None:
+            self.problem = make_problem(self.workload, self.workload.load(), self.task)
+        return self.problem
+
+    def path(self, method: str, seed: int | None = None) -> Path:
+        return self.folder / f"{method}{'' if seed is None else f'_{seed}'}.json"
+
+    def save(self, method: str, row: Row, seed: int | None = None) -> None:
+        ops, _, uses = real_sizes(self.made().graph)
+        row = {
+            "workload": self.workload.title, "machine": self.workload.machine, "task": self.task,
+            "method": method, "seed": seed, "ops": ops, "uses": uses, **row,
+        }  # fmt: skip
+        write_whole(self.path(method, seed), json.dumps(row, indent=1) + "\n")
+        cost = row.get("cost")
+        shown = f"{row.get('status', '')}" if cost is None else f"{cost * 1e3:.3f} ms"
+        print(f"{self.workload.title}, {self.task}: {method} {seed or 0}: {shown}", flush=True)
+
+    def run(self, methods: list[str]) -> None:
+        """All that is missing."""
+        self.plans()
+        for method in methods:
+            for seed in self.config["seeds"]:
+                self.search(method, seed)
+        if self.task == "joint":
+            for method in self.config["alone"]:
+                for seed in self.config["seeds"]:
+                    self.alone(method, seed)
+                    self.in_turn(method, seed)
+
+    def plans(self) -> None:
+        fuses = "fusion" in TASKS[self.task]
+        for name, make in {**PLANS, **(FUSED if fuses else {})}.items():
+            if not self.path(name).exists():
+                before = time.perf_counter()
+                plan = make(self.made())
+                seconds = time.perf_counter() - before
+                self.save(name, {**self.value(plan), "seconds": seconds, "evaluations": 1})
+        if not self.path("bound").exists():
+            self.save("bound", {"cost": self.made().lower_bound(), "feasible": True})
+
+    def search(self, method: str, seed: int) -> None:
+        if self.path(method, seed).exists():
+            return
+        row = self.found(self.made(), method, seed, self.config["budget"])
+        self.save(method, row, seed)
+
+    def alone(self, method: str, seed: int) -> None:
+        """Each decision by itself, the others as TensorFlow's default has them."""
+        default: Decisions | None = None
+        for name in ONE_AFTER_THE_OTHER:
+            label = f"only_{name}_{method}"
+            if self.path(label, seed).exists():
+                continue
+            default = tensorflow(self.made()) if default is None else default
+            rest = Rest(self.made(), default, (name,))
+            self.save(label, self.found(rest, method, seed, self.config["budget"]), seed)
+
+    def in_turn(self, method: str, seed: int) -> None:
+        """One decision after the other, each on what was found before."""
+        label = f"in_turn_{method}"
+        if self.path(label, seed).exists():
+            return
+        plan, history, spent, seconds = tensorflow(self.made()), [], 0, 0.0
+        third = self.config["budget"] // len(ONE_AFTER_THE_OTHER)
+        row: Row = {}
+        for name in ONE_AFTER_THE_OTHER:
+            rest = Rest(self.made(), plan, (name,))
+            row = self.found(rest, method, seed, third, keep=True)
+            if "decisions" not in row:
+                break
+            found = row.pop("decisions")
+            history += [[spent + at, cost] for at, cost in row["history"]]
+            spent, seconds = spent + row["evaluations"], seconds + row["seconds"]
+            # A stage that found nothing better than where it started leaves that as it is.
+            if row["feasible"] and row["cost"] <= float(rest.reference_cost):
+                plan = rest.whole(found)
+        if row.get("cost") is not None:
+            row |= {
+                **self.value(plan), "history": history, "evaluations": spent, "seconds": seconds,
+            }  # fmt: skip
+        self.save(label, row, seed)
+
+    def found(
+        self, problem: AbstractProblem, method: str, seed: int, budget: int, *, keep: bool = False
+    ) -> Row:
+        """What a searcher found; where it cannot run, why."""
+        options = self.config.get("options", {}).get(method)
+        try:
+            result = egx.optimize(problem, method, budget=budget, seed=seed, options=options)
+        except SearchError as error:
+            return {"cost": None, "feasible": False, "status": str(error)}
+        whole = result.decisions
+        if isinstance(problem, Rest):
+            whole = problem.whole(whole)
+        value = self.value(whole)
+        if value["feasible"] != result.feasible or not math.isclose(
+            value["cost"], result.cost, rel_tol=1e-6
+        ):
+            raise AssertionError(f"{method}, seed {seed}: {result.cost} is {value}")
+        best = np.where(result.history.best_feasible, result.history.best_cost, np.inf)
+        improves = np.flatnonzero(np.diff(best, prepend=np.inf) < 0)
+        row = {
+            **value,
+            "budget": budget,
+            "evaluations": result.evaluations,
+            "seconds": result.seconds,
+            "compile_seconds": result.compile_seconds,
+            "history": [
+                [int(result.history.evaluations[k]), float(best[k])] for k in improves.tolist()
+            ],
+        }
+        return {**row, "decisions": result.decisions} if keep else row
+
+    def value(self, plan: Decisions) -> Row:
+        """What a plan costs in the problem and under the finer cost model."""
+        problem = self.made()
+        plan = {name: jax.numpy.asarray(value) for name, value in plan.items()}
+        outcome = evaluate(problem, plan)
+        fine = {}
+        for name, options in self.config["fine"].items():
+            one = check_plan(problem, plan, options=FineOptions(**options))
+            fine[name] = {"makespan_s": one.makespan_s, "fits": one.fits,
+                          "peak_bytes": int(one.peak_bytes.max())}  # fmt: skip
+        return {
+            "cost": float(outcome.cost),
+            "feasible": bool(outcome.feasible),
+            "makespan_s": float(outcome.makespan_s),
+            "peak_bytes": int(np.max(outcome.peak_bytes)),
+            "fine": fine,
+        }
+
+
+def workloads(config: dict[str, Any]) -> list[Workload]:
+    known = [Workload(**entry) for entry in config["workloads"]]
+    names = [workload.name for workload in known]
+    if len(set(names)) != len(names):
+        raise SystemExit(f"two workloads have one name: {names}")
+    return known
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", type=Path, default=HERE / "run.toml")
+    parser.add_argument("--workloads", nargs="+", help="only these, in this order")
+    parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), help="only these")
+    parser.add_argument("--methods", nargs="+", help="only these")
+    parser.add_argument("--runs", type=Path, default=HERE / "runs")
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--tables", action="store_true", help="run nothing")
+    args = parser.parse_args()
+    config = tomllib.loads(args.config.read_text())
+    known = {workload.name: workload for workload in workloads(config)}
+    unknown = [name for name in args.workloads or () if name not in known]
+    if unknown:
+        raise SystemExit(f"no workload {unknown[0]!r}; known are {', '.join(known)}")
+    missing = [m for m in args.methods or config["methods"] if m not in searches()]
+    if missing:
+        print(f"left out, for egx has none of them: {', '.join(missing)}", flush=True)
+    methods = [m for m in args.methods or config["methods"] if m not in missing]
+    chosen = [known[name] for name in args.workloads or known]
+    runs = args.runs / args.config.stem
+    for workload in () if args.tables else chosen:
+        for task in args.tasks or config["tasks"]:
+            Compared(workload, task, config, runs).run(methods)
+            # The next one compiles all anew.
+            jax.clear_caches()
+    order = [dataclasses.asdict(workload)["title"] for workload in known.values()]
+    write_tables(runs, args.results / args.config.stem, order)
+
+
+if __name__ == "__main__":
+    main()
