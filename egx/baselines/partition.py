@@ -6,6 +6,7 @@ SIAM Journal on Scientific Computing 20, 1998, through pymetis.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,12 @@ import numpy as np
 from egx.baselines.execution_case import execution_problem, to_decisions
 from egx.errors import MissingExtraError, SearchError
 from egx.problems.base import AbstractProblem, Decisions
-from egx.problems.execution_plans.orders import depth_first_order, memory_order
+from egx.problems.execution_plans.fused import full_clusters, fuse
+from egx.problems.execution_plans.orders import (
+    depth_first_order,
+    first_come_order,
+    memory_order,
+)
 from egx.problems.execution_plans.plan import Plan
 from egx.simulate.host_case import HostCase
 
@@ -36,26 +42,45 @@ def metis() -> Any:
     return pymetis
 
 
-def partition(problem: AbstractProblem, *, order: str = "depth_first", seed: int = 0) -> Decisions:
+def partition(
+    problem: AbstractProblem, *, order: str = "depth_first", fused: bool = False, seed: int = 0
+) -> Decisions:
     """Devices with few bytes on the links between them: balanced by op seconds, or for peak
     memory by bytes of weights and outputs. Devices that are faster, or hold more, get more.
 
     Args:
-        order: "depth_first", or "memory" (greedy by memory released).
+        order: "depth_first", "memory" (greedy by memory released), or "first_come" (as a
+            framework without priorities would start the ops at run time).
+        fused: everything that may be is fused first, and clusters are partitioned; the problem
+            must decide fusion.
         seed: of METIS.
 
     Raises:
-        SearchError: for another problem than `Execution`, or an unknown order.
+        SearchError: for another problem than `Execution`, an unknown order, or one that has
+            nothing to fuse.
         MissingExtraError: without pymetis.
     """
     checked = execution_problem(problem, "partition")
-    if order not in ("depth_first", "memory"):
-        raise SearchError(f"order must be 'depth_first' or 'memory', got {order!r}")
+    if order not in ORDERS:
+        raise SearchError(f"order must be {', '.join(map(repr, ORDERS))}, got {order!r}")
+    if fused and ("fusion" not in checked.decide or checked.fusion_levels < 2):
+        decided = ", ".join(checked.decide)
+        raise SearchError(f"partition has nothing to fuse: the problem decides {decided}")
     case = checked.host_case()
-    by_bytes = checked.objective == "peak_memory"
-    device = metis_parts(case, by_bytes=by_bytes, seed=seed)
-    made = depth_first_order(case) if order == "depth_first" else memory_order(case)
-    return to_decisions(checked, case, Plan(device, made))
+    whole = fuse(case, full_clusters(case)) if fused else None
+    cut = case if whole is None else whole.case
+    device = metis_parts(cut, by_bytes=checked.objective == "peak_memory", seed=seed)
+    plan = Plan(device, ORDERS[order](cut, device))
+    if whole is not None:
+        plan = whole.expand(plan, np.full(case.num_ops, checked.fusion_levels - 1, np.int64))
+    return to_decisions(checked, case, plan)
+
+
+ORDERS: dict[str, Callable[[HostCase, np.ndarray], np.ndarray]] = {
+    "depth_first": lambda case, device: depth_first_order(case),
+    "memory": lambda case, device: memory_order(case),
+    "first_come": first_come_order,
+}
 
 
 def metis_parts(case: HostCase, *, by_bytes: bool, seed: int = 0) -> np.ndarray:

@@ -12,6 +12,8 @@ from egx.baselines import partition as module
 from egx.baselines.partition import metis_parts, partition
 from egx.errors import MissingExtraError, SearchError
 from egx.problems.execution import Execution
+from egx.problems.execution_plans.fused import full_clusters
+from egx.simulate.fine import FineOptions, check_plan
 from tests import runs
 from tests.baselines.host_cases import host
 from tests.simulate import cases
@@ -87,6 +89,32 @@ def test_is_a_plan_of_the_problem(pymetis):
     assert set(plan["device"][:12].tolist()) == {0, 1}
     again = partition(problem, order="memory")
     np.testing.assert_array_equal(again["device"], plan["device"])
+
+
+def test_partitions_clusters_where_fusion_is_decided(pymetis):
+    kinds = ("contraction", "elementwise")
+    entries = [{**op, "kind": kinds[i % 2]} for i, op in enumerate(two_clusters())]
+    graph = cases.build(entries, [39], pad_to=(42, 42, 80))
+    problem = Execution(
+        graph, several.devices(2, link=4.0), decide=("fusion", "device", "priority"),
+        order="runtime",
+    )  # fmt: skip
+    plan = partition(problem, fused=True, order="first_come")
+    assert set(plan) == {"fusion", "device", "priority"}
+    case = problem.host_case()
+    root = full_clusters(case)
+    assert 4 < len(set(root.tolist())) < 40
+    device = np.asarray(plan["device"])[:40]
+    np.testing.assert_array_equal(device, device[root])
+    assert set(device.tolist()) == {0, 1}
+    assert (np.asarray(plan["fusion"])[:40] == problem.fusion_levels - 1).all()
+    outcome = check_plan(problem, plan, options=FineOptions.plain())
+    ran = np.flatnonzero(~np.isnan(outcome.start_s))
+    np.testing.assert_array_equal(ran, sorted(set(root.tolist())))
+    unfused = partition(problem)
+    assert not np.asarray(unfused["fusion"]).any()
+    with pytest.raises(SearchError, match="nothing to fuse: the problem decides device"):
+        partition(Execution(graph, several.devices(2), decide=("device",)), fused=True)
 
 
 def test_without_pymetis_says_how_to_get_it(monkeypatch):
