@@ -3,6 +3,7 @@
 from egx.policies.base import AbstractPolicy
 from egx.policies.go_net import GoPolicy
 from egx.policies.graph_unet import GraphUNetPolicy
+from egx.policies.move_net import MovePolicy
 from egx.policies.regal_net import RegalPolicy
 from egx.policies.sequence_net import SequencePolicy
 
@@ -11,4 +12,5 @@ POLICIES: dict[str, type[AbstractPolicy]] = {
     "regal": RegalPolicy,
     "gas": SequencePolicy,
     "go": GoPolicy,
+    "regal_plus": MovePolicy,
 }

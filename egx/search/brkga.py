@@ -151,7 +151,7 @@ class BRKGA(AbstractSearch):
                 f"(population - elites), got {self.batch}"
             )
         self._check_shapes(problem)
-        count, room = len(_named_seeds(problem, self.seeds)), self.population - self._first
+        count, room = seed_count(problem, self.seeds), self.population - self._first
         if count > room:
             raise SearchError(
                 f"brkga: {count} seeds, but only {room} of the first population are evaluated"
@@ -281,6 +281,11 @@ def seed_plans(problem: AbstractProblem, seeds: Seeds) -> list[Decisions]:
         else {name: jnp.asarray(value) for name, value in seed.items()}
         for seed in named
     ]
+
+
+def seed_count(problem: AbstractProblem, seeds: Seeds) -> int:
+    """How many plans `seeds` name or are; makes none of them."""
+    return len(_named_seeds(problem, seeds))
 
 
 def _named_seeds(problem: AbstractProblem, seeds: Seeds) -> list[Any]:

@@ -24,6 +24,7 @@ from egx.search.idrs import IDRS
 from egx.search.local import Local
 from egx.search.random import RandomSearch
 from egx.search.regal import Regal, gas
+from egx.search.regal_plus import regal_plus
 
 EVOSAX = "evosax:"
 
@@ -46,6 +47,7 @@ SEARCHES: dict[str, Callable[..., AbstractSearch]] = {
     "pg": pg,
     "random": RandomSearch,
     "regal": Regal,
+    "regal_plus": regal_plus,
 }
 
 

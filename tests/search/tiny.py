@@ -35,6 +35,10 @@ def options(genes: tuple[tuple[str, str, int], ...]) -> dict[str, dict[str, Any]
             "go": Go(width=4, rounds=1, layers=0, attention_heads=1, segment=4, passes=1),
             "search": EGRLPlus(batch=8, gradients=False, repair=False),
         },
+        "regal_plus": {
+            "genetic.population": 12, "genetic.elites": 4, "genetic.mutants": 2,
+            "kept": 3, "changed": 4, "tried": 3, "steps": 2,
+        },  # fmt: skip
         "evosax:SNES": {"population": 6},
         "evosax:SimpleGA": {"population": 6},
     }
