@@ -36,9 +36,14 @@ def options(genes: tuple[tuple[str, str, int], ...]) -> dict[str, dict[str, Any]
             "search": EGRLPlus(batch=8, gradients=False, repair=False),
         },
         "regal_plus": {
-            "genetic.population": 12, "genetic.elites": 4, "genetic.mutants": 2,
-            "kept": 3, "changed": 4, "tried": 3, "steps": 2,
-        },  # fmt: skip
+            "genetic.population": 12,
+            "genetic.elites": 4,
+            "genetic.mutants": 2,
+            "kept": 3,
+            "changed": 4,
+            "tried": 3,
+            "steps": 2,
+        },
         "evosax:SNES": {"population": 6},
         "evosax:SimpleGA": {"population": 6},
     }
