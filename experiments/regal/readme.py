@@ -15,7 +15,7 @@ from egx.report.tables import Table
 FIRST, LAST = "<!-- results -->", "<!-- end of results -->"
 AIMS = {"makespan": 7.1, "peak_memory": 3.6}
 # The searchers of the main comparison, if a setting has them.
-MAIN = ("brkga", "brkga_seeded", "regal")
+MAIN = ("brkga", "brkga_seeded", "regal", "regal_plus")
 
 Stats = Mapping[tuple[str, int], Mapping[str, Any]]
 
@@ -36,7 +36,14 @@ def _signed(value: float | None) -> str:
 
 def _pair(stats: Mapping[str, Any], name: str) -> str:
     mean, error = stats.get(name, np.nan), stats.get(f"{name}_error", np.nan)
-    return "" if np.isnan(mean) else f"{100 * mean:+.2f} ± {100 * error:.2f}"
+    if np.isnan(mean):
+        return ""
+    return f"{100 * mean:+.2f}" + ("" if np.isnan(error) else f" ± {100 * error:.2f}")
+
+
+def _share(stats: Mapping[str, Any] | None, name: str) -> str:
+    value = np.nan if stats is None else stats.get(name, np.nan)
+    return "" if np.isnan(value) else f"{100 * value:.0f} %"
 
 
 def main_table(found: Mapping[str, tuple[Setting, Stats]], budget: int) -> Table:
@@ -46,23 +53,27 @@ def main_table(found: Mapping[str, tuple[Setting, Stats]], budget: int) -> Table
         heuristic = next(s for (name, _), s in stats.items() if name == "best heuristic")
         seeded = stats.get(("brkga_seeded", budget))
         plain, learned = stats.get(("brkga", budget)), stats.get(("regal", budget))
+        plus = stats.get(("regal_plus", budget))
         if plain is None or seeded is None:
             continue
-        share = None if learned is None else learned["equal_or_better_than_seeded"]
         rows.append((
             words(setting), str(plain["graphs"]), _signed(heuristic["gain"]),
             _signed(plain["gain"]), _signed(seeded["gain"]),
             "" if learned is None else _pair(learned, "gain"),
             "" if learned is None else _pair(learned, "gain_on_plain"),
             "" if learned is None else _pair(learned, "gain_on_seeded"),
-            "" if share is None else f"{100 * share:.0f} %",
             "" if learned is None else _signed(learned["gain_on_heuristic"]),
+            "" if plus is None else _pair(plus, "gain"),
+            "" if plus is None else _pair(plus, "gain_on_seeded"),
+            _share(plus, "equal_or_better_than_seeded"),
+            _share(plus, "equal_or_better_than_heuristic"),
             _signed(plain["best_known_gain"]), _signed(plain["bound_gain"]),
         ))  # fmt: skip
     header = (
         "setting", "graphs", "best heuristic", "brkga", "brkga seeded", "regal",
-        "regal on brkga", "regal on seeded", "regal no worse than seeded",
-        "regal on best heuristic", "best known", "proven bound",
+        "regal on brkga", "regal on seeded", "regal on best heuristic", "regal plus",
+        "regal plus on seeded", "regal plus no worse than seeded",
+        "regal plus no worse than best heuristic", "best known", "proven bound",
     )  # fmt: skip
     return Table(
         header,
@@ -85,9 +96,10 @@ def verdict(setting: Setting, stats: Stats, budget: int) -> str:
         for s in ranked[:4]
     )
     text = f"- {words(setting)} ({ranked[0]['graphs']} graphs): first {order}."
+    text += _against_seeded(searched.get("regal_plus"), "regal_plus")
     learned = searched.get("regal")
     if learned is None:
-        return text + " No policy is shipped for it."
+        return text
     aim = AIMS[setting.objective]
     reached = 100 * learned["gain"] >= aim
     text += (
@@ -96,15 +108,21 @@ def verdict(setting: Setting, stats: Stats, budget: int) -> str:
         f"{100 * learned['equal_or_better']:.0f} % of graphs, "
         f"{100 * learned['head_room']:.0f} % of the head-room. The best plans known are "
         f"{_signed(learned['best_known_gain'])} % lower, and the proven bound "
-        f"{_signed(learned['bound_gain'])} %, so that no method can show more"
+        f"{_signed(learned['bound_gain'])} %, so that no method can show more."
     )
-    gain, error = learned["gain_on_seeded"], learned["gain_on_seeded_error"]
-    if abs(gain) <= 2 * error:
-        text += f". It is level with seeded BRKGA ({_signed(gain)} ± {100 * error:.2f} %)."
-    else:
-        side = "beats" if gain > 0 else "loses to"
-        text += f". It {side} seeded BRKGA by {100 * abs(gain):.2f} ± {100 * error:.2f} %."
-    return text
+    return text + _against_seeded(learned, "regal")
+
+
+def _against_seeded(stats: Mapping[str, Any] | None, name: str) -> str:
+    """A sentence on a method beside seeded BRKGA; nothing where one of them has not run."""
+    gain = np.nan if stats is None else stats.get("gain_on_seeded", np.nan)
+    if stats is None or np.isnan(gain):
+        return ""
+    pair = _pair(stats, "gain_on_seeded")
+    error = stats["gain_on_seeded_error"]
+    if not abs(gain) > 2 * error:
+        return f" `{name}` is level with seeded BRKGA ({pair} %)."
+    return f" `{name}` {'beats' if gain > 0 else 'loses to'} seeded BRKGA ({pair} %)."
 
 
 def missing(

@@ -46,6 +46,8 @@ from egx.training.steppers import Simulated
 
 HERE = Path(__file__).parent
 NO_LIMIT = 2**30
+# Methods that begin with the plans of all heuristics, and the option that takes them.
+SEEDED = {"brkga_seeded": "seeds", "regal_plus": "genetic.seeds"}
 
 Row = dict[str, Any]
 
@@ -128,6 +130,8 @@ class Compared:
 
     def _version(self, method: str) -> str:
         """Which policy a row was found with: another one is run anew."""
+        if method == "regal_plus":
+            return _digest(PRETRAINED / f"{method}.npz")
         if method not in ("regal", "gas"):
             return ""
         name = f"{method}_{self.setting.objective}_{self.setting.devices}"
@@ -231,7 +235,7 @@ class Compared:
         for part in [[b] for b in missing] if plans_ahead else [budgets]:
             search = self._make(method, part[-1], plans)
             warm = (method, case.shape) in self.warm
-            seeds_s = heuristics_s if method == "brkga_seeded" else 0.0
+            seeds_s = heuristics_s if method in SEEDED else 0.0
             try:
                 found = list(passing(search, case.problem, part, self.config["seed"]))
             except SearchError as error:
@@ -254,9 +258,9 @@ class Compared:
         options = dict(self.config["options"].get(method, {}))
         if method == "tuned":
             return BRKGA(**_read(self.tuned_path)[self.setting.name]["options"])
-        if method == "brkga_seeded":
+        if method in SEEDED:
             # The plans that it would make itself; they are made once a graph here.
-            options["seeds"] = tuple(plans.values())
+            options[SEEDED[method]] = tuple(plans.values())
         return make_search(method, options, budget=budget)
 
     def _solve(self, case: Case) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 import egx
 from egx.formats.dnn_partitioning import load_dnn_partitioning
@@ -23,6 +24,7 @@ from egx.graph.graph import Model, real_sizes
 from egx.graph.padding import pad_graph
 from egx.hardware.machines import regal_hardware, with_devices
 from egx.hardware.spec import Hardware
+from egx.problems.base import Decisions
 from egx.training.synthetic import synthetic_models
 
 DATA = Path(os.environ.get("EGX_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -159,8 +161,9 @@ def _hardware(setting: Setting, source: Source) -> Hardware:
 def _links(hardware: Hardware, share: float, latency_s: float) -> Hardware:
     """Links of a share of their bandwidth, and of that latency."""
     between = ~np.eye(hardware.num_devices, dtype=bool)
-    rate = np.where(between, np.asarray(hardware.link_bytes_per_s, np.float64) * share, 0.0)
-    rate = np.where(between & ~np.isfinite(share), np.inf, rate)
+    # A device has no link to itself: nothing, which no share of infinity may become.
+    own = np.asarray(hardware.link_bytes_per_s, np.float64)
+    rate = np.where(between, np.where(between, own, 1.0) * share, 0.0)
     delay = np.where(between, latency_s, 0.0)
     return eqx.tree_at(
         lambda h: (h.link_bytes_per_s, h.link_latency_s),
@@ -187,6 +190,16 @@ def _limited(hardware: Hardware, limit_bytes: float) -> Hardware:
     return eqx.tree_at(lambda h: h.level_bytes, hardware, limits)
 
 
+@eqx.filter_jit
+def _cost(problem: egx.Execution, plan: Decisions) -> Array:
+    return problem.evaluate(plan).cost
+
+
+def heuristic_costs(problem: egx.Execution) -> dict[str, float]:
+    """What the problem's heuristics cost."""
+    return {name: float(_cost(problem, plan)) for name, plan in problem.heuristics().items()}
+
+
 def make_case(setting: Setting, source: Source, number: int, config: dict[str, Any]) -> Case | None:
     """The problems of one graph; None where no limit stops the reference and nothing else."""
     shape = _shape(source.model, config["corpora"][setting.corpus])
@@ -200,8 +213,7 @@ def make_case(setting: Setting, source: Source, number: int, config: dict[str, A
     second = _second_hardware(setting, source, config)
     if setting.capped:
         free = problem(source.model, hardware, source.seconds, "peak_memory")
-        evaluate = eqx.filter_jit(lambda problem, plan: problem.evaluate(plan).cost)
-        peaks = {name: float(evaluate(free, plan)) for name, plan in free.heuristics().items()}
+        peaks = heuristic_costs(free)
         if min(peaks.values()) >= peaks["reference"]:
             return None
         limit = float(np.sqrt(peaks["reference"] * min(peaks.values())))

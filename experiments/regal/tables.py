@@ -179,7 +179,8 @@ def statistics(found: Found, key: tuple[str, int], kept: np.ndarray) -> dict[str
 
 
 def _percent(value: float, digits: int = 2) -> str:
-    return "" if value is None or np.isnan(value) else f"{100 * value:.{digits}f} %"
+    # Adding zero makes one zero of two.
+    return "" if value is None or np.isnan(value) else f"{100 * value + 0.0:.{digits}f} %"
 
 
 def _gain(mean: float, error: float) -> str:
@@ -213,7 +214,7 @@ def table(found: Found, budgets: Sequence[int], kept: np.ndarray, title: str) ->
         rows.append(statistics(found, ("cp_sat", 0), kept))
     cells = []
     for s in rows:
-        quartiles = " / ".join(f"{100 * q:+.1f}" for q in s["gain_quartiles"])
+        quartiles = " / ".join(f"{100 * q:+.1f}" for q in s["gain_quartiles"] if np.isfinite(q))
         cells.append((
             s["method"].replace("_", " "), f"{s['evaluations']:,}" if s["evaluations"] else "",
             str(s["graphs"]), _percent(s["fits"], 0), _gain(s["gain"], s["gain_error"]),
