@@ -194,10 +194,7 @@ class GoPolicy(AbstractPolicy):
 
         nothing = {name: jnp.zeros((count, len(choices[name][1])), jnp.float32) for name in tasks}
         start = (jnp.zeros((count, self.width), jnp.float32), nothing)
-        if self.passes == 1:
-            found = refine(start, None)[0][1]
-        else:
-            found = jax.lax.scan(refine, start, None, length=self.passes)[0][1]
+        found = _steps(refine, start, None, self.passes)[0][1]
         return {name: jnp.where(context.mask[:, None], found[name], 0.0) for name in tasks}
 
     def _once(
@@ -222,8 +219,10 @@ class GoPolicy(AbstractPolicy):
         def step(kept: Any, segment: tuple[Array, Array]) -> tuple[Any, Any]:
             return self._segment(*segment, kept, gates, choices)
 
-        # Only the inputs of each segment are kept for the gradient.
-        _, rows = jax.lax.scan(jax.checkpoint(step), kept, (cut, mask))
+        # Of many segments only the inputs are kept for the gradient.
+        _, rows = _steps(
+            step if segments == 1 else jax.checkpoint(step), kept, (cut, mask), segments
+        )
         seen, logits = jax.tree.map(lambda r: r.reshape(-1, r.shape[-1])[:count], rows)
         return seen, logits
 
@@ -235,7 +234,7 @@ class GoPolicy(AbstractPolicy):
         def layer(x: Array, sage: GraphSage) -> tuple[Array, None]:
             return sage(x, context.messages), None
 
-        return jax.lax.scan(jax.checkpoint(layer), x, self.sage)[0]
+        return _steps(jax.checkpoint(layer), x, self.sage, self.rounds)[0]
 
     def _segment(
         self,
@@ -252,7 +251,7 @@ class GoPolicy(AbstractPolicy):
             return module(x, mask, past, gate)
 
         if self.trunk is not None:
-            x, first = jax.lax.scan(layer, x, (self.trunk, kept[0], gates["trunk"]))
+            x, first = _steps(layer, x, (self.trunk, kept[0], gates["trunk"]), self.layers)
         else:
             first = kept[0]
         logits, pasts, everything = {}, [], jnp.zeros_like(x)
@@ -292,6 +291,14 @@ def masked_mean(x: Float[Array, "N H"], mask: Bool[Array, " N"]) -> Float[Array,
     """The mean over real ops."""
     count = jnp.maximum(jnp.sum(mask), 1).astype(jnp.float32)
     return jnp.sum(jnp.where(mask[:, None], x, 0.0), 0) / count
+
+
+def _steps(function: Any, carry: Any, inputs: Any, length: int) -> tuple[Any, Any]:
+    """`lax.scan`, but for one step no loop, which compiles and runs for longer."""
+    if length > 1:
+        return jax.lax.scan(function, carry, inputs, length=length)
+    carry, output = function(carry, jax.tree.map(lambda x: x[0], inputs))
+    return carry, jax.tree.map(lambda x: x[None], output)
 
 
 def _stacked(modules: list[Any]) -> Any:

@@ -70,9 +70,10 @@ class GoPlus(AbstractSearch):
     def batch_size(self) -> int:
         return self.search.batch_size
 
-    @property
-    def _engine(self) -> EGRLPlus:
-        return dataclasses.replace(self.search, budget=self.budget)
+    def _engine(self, problem: AbstractProblem) -> EGRLPlus:
+        """The islands, each with room for all known plans."""
+        elites = max(self.search.elites, len(problem.heuristics()) + 1)
+        return dataclasses.replace(self.search, budget=self.budget, elites=elites)
 
     @property
     def _go(self) -> Go:
@@ -86,12 +87,11 @@ class GoPlus(AbstractSearch):
         if self.search.plans is not None or not self.search.heuristic_seeds:
             raise SearchError("go_plus starts from the problem's plans; leave search's alone")
         plans = len(problem.heuristics()) + 1
-        for what, room in (("batch", self.batch_size), ("elites", self.search.elites)):
-            if plans > room:
-                raise SearchError(
-                    f"go_plus: {plans} plans to start from, but search.{what} is {room}"
-                )
-        self._engine.check(problem)
+        if plans > self.batch_size:
+            raise SearchError(
+                f"go_plus: {plans} plans to start from, but search.batch is {self.batch_size}"
+            )
+        self._engine(problem).check(problem)
         self._go.check(problem)
 
     def initial(self, problem: AbstractProblem, *, key: PRNGKeyArray) -> GoPlusState:
@@ -99,7 +99,9 @@ class GoPlus(AbstractSearch):
         policy = self._go.start_policy(problem, key=policy_key)
         context = policy.context(problem)
         likeliest = _decisions(problem, policy.logits(context), greedy(policy.logits(context)))
-        engine = dataclasses.replace(self._engine, plans=jax.tree.map(lambda x: x[None], likeliest))
+        engine = dataclasses.replace(
+            self._engine(problem), plans=jax.tree.map(lambda x: x[None], likeliest)
+        )
         islands = engine.initial(problem, key=islands_key)
         return GoPlusState(islands, context, new_learner(policy))
 
@@ -107,7 +109,7 @@ class GoPlus(AbstractSearch):
         self, problem: AbstractProblem, inner: GoPlusState, *, key: PRNGKeyArray
     ) -> tuple[Decisions, GoPlusState]:
         children_key, guided_key = jax.random.split(key)
-        children, islands = self._engine.propose(problem, inner.islands, key=children_key)
+        children, islands = self._engine(problem).propose(problem, inner.islands, key=children_key)
         first = islands.told == 0
         island = islands.child_island
         # All known plans as they are; the rest of the first batch is what the islands make of it.
@@ -137,8 +139,9 @@ class GoPlus(AbstractSearch):
 
         def child(island: Array, key: PRNGKeyArray) -> Decisions:
             rank_key, share_key, flip_key, draw_key, near_key = jax.random.split(key, 5)
-            rank = jnp.floor(jax.random.exponential(rank_key) * (self.search.elites / 3.0))
-            rank = jnp.minimum(rank, self.search.elites - 1).astype(jnp.int32)
+            count = islands.elites.cost.shape[1]
+            rank = jnp.floor(jax.random.exponential(rank_key) * (count / 3.0))
+            rank = jnp.minimum(rank, count - 1).astype(jnp.int32)
             elite = islands.elites.genes[island, rank]
             drawn = encode(problem, _decisions(problem, logits, sample(logits, key=draw_key)))
             # A level stands for the reals around it.
@@ -163,7 +166,7 @@ class GoPlus(AbstractSearch):
         *,
         key: PRNGKeyArray,
     ) -> tuple[GoPlusState, Metrics]:
-        islands, metrics = self._engine.update(
+        islands, metrics = self._engine(problem).update(
             problem, inner.islands, candidates, outcomes, key=key
         )
         elites = islands.elites

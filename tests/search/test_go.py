@@ -23,7 +23,7 @@ from tests.runs import small_problem
 from tests.simulate import cases
 from tests.simulate import execution_cases as several
 
-SMALL = {"width": 4, "rounds": 1, "layers": 0, "attention_heads": 1, "segment": 4, "passes": 1}
+SMALL = {"width": 4, "rounds": 1, "layers": 0, "attention_heads": 1, "segment": 8, "passes": 1}
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from egx.search.go import Go
 _NETWORK = {"width": 4, "depth": 1, "attention_heads": 1, "graph_network": False}
 _POPULATION = {"evolution.size": 5, "evolution.elites": 1}
 _GO = {
-    "width": 4, "rounds": 1, "layers": 0, "attention_heads": 1, "segment": 4, "passes": 1,
+    "width": 4, "rounds": 1, "layers": 0, "attention_heads": 1, "segment": 8, "passes": 1,
     "batch": 6, "ppo.epochs": 1,
 }  # fmt: skip
 
@@ -32,7 +32,7 @@ def options(genes: tuple[tuple[str, str, int], ...]) -> dict[str, dict[str, Any]
         "hdp": {"width": 4, "groups": 2, "groupings": 1, "levels": 2},
         "go": _GO,
         "go_plus": {
-            "go": Go(width=4, rounds=1, layers=0, attention_heads=1, segment=4, passes=1),
+            "go": Go(width=4, rounds=1, layers=0, attention_heads=1, segment=8, passes=1),
             "search": EGRLPlus(batch=8, gradients=False, repair=False),
         },
         "regal_plus": {
