@@ -249,6 +249,12 @@ class _Flattening:
         if kind in CALLS:
             called = eqn.params.get("name", "")
             return self._inline(body_of(eqn), inputs, _joined(here, _function(called)))
+        if kind == "custom_linear_solve":
+            # Its other functions are for its derivatives.
+            lengths = eqn.params["const_lengths"]
+            first = lengths.matvec + lengths.vecmat
+            given = inputs[first : first + lengths.solve] + inputs[sum(lengths) :]
+            return self._inline(eqn.params["jaxprs"].solve, given, here)
         if kind in _IDENTITIES and len(inputs) == len(eqn.outvars):
             self.removed["identity"] += 1
             return inputs

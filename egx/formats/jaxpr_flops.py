@@ -196,7 +196,7 @@ _SERIES = """bessel_i0e bessel_i1e digamma igamma igamma_grad_a igammac lgamma p
 SERIES_FLOPS = 20
 _MOVED = """bitcast_convert_type broadcast_in_dim concatenate dynamic_slice dynamic_update_slice
     empty empty2 expand_dims gather iota pad random_unwrap random_wrap reshape rev scatter select
-    slice squeeze stack split transpose unstack tile"""
+    platform_index slice squeeze stack split transpose unstack tile"""
 _REDUCED = """argmax argmin cumlogsumexp cummax cummin cumprod cumsum reduce reduce_and reduce_max
     reduce_min reduce_or reduce_prod reduce_sum reduce_xor"""
 
