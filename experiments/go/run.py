@@ -107,8 +107,9 @@ class Compared:
         fuses = "fusion" in TASKS[self.task]
         for name, make in {**PLANS, **(FUSED if fuses else {})}.items():
             if not self.path(name).exists():
+                problem = self.made()
                 before = time.perf_counter()
-                plan = make(self.made())
+                plan = make(problem)
                 seconds = time.perf_counter() - before
                 self.save(name, {**self.value(plan), "seconds": seconds, "evaluations": 1})
         if not self.path("bound").exists():

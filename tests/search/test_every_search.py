@@ -15,7 +15,7 @@ from tests.search.tiny import options
 OPTIONS = options((("weights", "op", 3), ("activations", "op", 3)))
 # Large sums may differ in their last bits when they run without jit or beside other seeds.
 NETWORKS = ("ea", "egrl", "go", "go_plus", "pg")
-SLOW_EAGER = (*NETWORKS, "egrl_plus", "gradient")
+SLOW_EAGER = (*NETWORKS, "egrl_plus", "gradient", "hdp")
 NAMES = (*searches(), "evosax:SNES", "evosax:SimpleGA")
 
 
