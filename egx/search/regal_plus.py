@@ -48,7 +48,8 @@ from egx.search.keys import encode as encode_keys
 from egx.search.moves import is_better
 from egx.search.regal import PRETRAINED
 
-SHIPPED = "regal_plus"
+# Of all problems: its name tells neither objective nor devices, as those of `regal` do.
+SHIPPED = PRETRAINED / "regal-plus.npz"
 
 
 class Kept(eqx.Module):
@@ -337,19 +338,15 @@ def _judged(
     return jnp.where(seen_by_it, policy.odds(features), 0.0), features
 
 
-def shipped_move_policy() -> MovePolicy | None:
+def shipped_move_policy() -> MovePolicy:
     """The network that comes with egx."""
-    stored = _load()
-    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, stored)
+    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, _load())
 
 
 @functools.cache
-def _load() -> MovePolicy | None:
-    path = PRETRAINED / f"{SHIPPED}.npz"
-    if not path.is_file():
-        return None
+def _load() -> MovePolicy:
     with jax.ensure_compile_time_eval():
-        policy = load_policy(path)
+        policy = load_policy(SHIPPED)
         assert isinstance(policy, MovePolicy)
         # NumPy arrays belong to no trace.
         return jax.tree.map(lambda x: np.asarray(x) if eqx.is_array(x) else x, policy)

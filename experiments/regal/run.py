@@ -39,6 +39,7 @@ from egx.problems.base import Decisions
 from egx.search.base import AbstractSearch
 from egx.search.brkga import BRKGA
 from egx.search.regal import PRETRAINED
+from egx.search.regal_plus import SHIPPED
 from egx.search.registry import make_search, search_options
 from egx.search.tuning import tune
 from egx.training.generation import CHUNK_ROWS
@@ -131,7 +132,7 @@ class Compared:
     def _version(self, method: str) -> str:
         """Which policy a row was found with: another one is run anew."""
         if method == "regal_plus":
-            return _digest(PRETRAINED / f"{method}.npz")
+            return _digest(SHIPPED)
         if method not in ("regal", "gas"):
             return ""
         name = f"{method}_{self.setting.objective}_{self.setting.devices}"

@@ -79,7 +79,8 @@ def settings(config: dict[str, Any], part: str) -> Iterator[Setting]:
 
     models = synthetic_models(seed=config[f"{part}_seed"], keep=fits)
     graphs = [pad_graph(m.graph, sizes) for m in itertools.islice(models, config[f"{part}_graphs"])]
-    for entry in config["settings"]:
+    entries = config["settings"] + (config["only_tested"] if part == "test" else [])
+    for entry in entries:
         for transfers, capped in itertools.product(entry["transfers"], entry["capped"]):
             machine = regal_hardware(entry["devices"], transfers=transfers)
             problems = [
@@ -181,7 +182,9 @@ def learner(policy: MovePolicy, trust: float) -> RegalPlus:
 
 
 @eqx.filter_jit
-def step(policy: MovePolicy, state: Any, seen: Array, helped: Array, weight: Array, rate: Array):
+def step(
+    policy: MovePolicy, state: Any, seen: Array, helped: Array, weight: Array, rate: Array
+) -> Any:
     def loss(policy: MovePolicy) -> Array:
         each = optax.sigmoid_binary_cross_entropy(policy.odds(seen), helped)
         return jnp.mean(weight * each)
@@ -246,10 +249,9 @@ def _costs(problems: egx.Execution, plans: dict[str, Array]) -> Array:
 
 def compare(
     config: dict[str, Any], policy: MovePolicy, part: str, trusts: list[float]
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Beside seeded BRKGA on graphs of a part, with the same seed: a row a setting and trust.
     `gain` is 1 - cost / its cost, the mean over the graphs where both fit."""
-    rows = []
     budgets = [1040, config["budget"]]
     for setting in settings(config, part):
         base, _, _ = run(BRKGA(seeds="all"), setting, budgets, 1)
@@ -274,7 +276,6 @@ def compare(
                     "costs": [float(f"{x:.7g}") if np.isfinite(x) else None for x in mine],
                     "seeded_costs": [float(f"{x:.7g}") if np.isfinite(x) else None for x in its],
                 }
-            rows.append(row)
             last = row[f"at_{budgets[-1]}"]
             print(
                 f"{setting.name}, trust {trust}: "
@@ -282,7 +283,11 @@ def compare(
                 + f", better on {100 * last['better']:.0f} %, worse on {100 * last['worse']:.0f} %",
                 flush=True,
             )
-    return rows
+            yield row
+
+
+def _place(row: dict[str, Any]) -> tuple[str, float]:
+    return row["setting"], row["trust"]
 
 
 def main() -> None:
@@ -294,9 +299,13 @@ def main() -> None:
     config, out = tomllib.loads(Path(args.config).read_text()), Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     if args.test:
-        shipped = shipped_move_policy()
-        rows = compare(config, shipped, "test", [0.0, 1.0])
-        write_whole(HERE / "results" / "regal_plus.json", json.dumps(rows, indent=1) + "\n")
+        path = HERE / "results" / "regal_plus.json"
+        for row in compare(config, shipped_move_policy(), "test", [0.0, 1.0]):
+            # Settings of another call stay.
+            have = json.loads(path.read_text()) if path.exists() else []
+            same = (row["setting"], row["trust"])
+            rows = [r for r in have if (r["setting"], r["trust"]) != same] + [row]
+            write_whole(path, json.dumps(sorted(rows, key=_place)) + "\n")
         return
     history: dict[str, Any] = {"config": config, "ranking": []}
     began = time.process_time()
@@ -320,7 +329,8 @@ def main() -> None:
     history["cpu_seconds"] = time.process_time() - began
     print(history["ranking"], f"{history['cpu_seconds']:.0f} CPU s", flush=True)
     write_whole(out / "history.json", json.dumps(history, indent=1) + "\n")
-    history["validation"] = compare(config, policy, "validation", [0.0, *config["trusts"]])
+    validated = compare(config, policy, "validation", [0.0, *config["trusts"]])
+    history["validation"] = list(validated)
     write_whole(out / "history.json", json.dumps(history, indent=1) + "\n")
 
 

@@ -132,7 +132,8 @@ def test_the_shipped_policies_are_small_and_fit():
     files = sorted(PRETRAINED.glob("*.npz"))
     assert sum(file.stat().st_size for file in files) < 5e6
     assert "regal_makespan_2" in {file.stem for file in files}
-    for file in files:
+    # Those for one objective and number of devices.
+    for file in (file for file in files if "_" in file.stem):
         kind, *objective, devices = file.stem.split("_")
         problem = unseen("_".join(objective), int(devices))
         make_search(kind).check(problem)
