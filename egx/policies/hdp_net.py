@@ -191,6 +191,7 @@ class HDPNet(eqx.Module):
             for number, (name, _) in enumerate(self.choices):
                 each = sharpness.log_p(self.heads[name](seen))
                 if given is None:
+                    assert key is not None
                     drawn = jax.random.fold_in(jax.random.fold_in(key, k), number)
                     now[name] = jax.random.categorical(drawn, each).astype(jnp.int32)
                 else:

@@ -201,11 +201,11 @@ class HDP(AbstractSearch):
             inner.net, hdp_context(problem), inner.groups, inner.chosen, advantage, self._sharpness
         )
         net, moments, norm = self._descend(inner.net, gradient, inner.moments)
-        baseline = self.decay * baseline + (1.0 - self.decay) * mean
+        moved = jnp.asarray(self.decay * baseline + (1.0 - self.decay) * mean)
         learner = Learner(
-            net, moments, baseline, inner.updates + 1, inner.groups, inner.chosen
+            net, moments, moved, inner.updates + 1, inner.groups, inner.chosen
         )  # fmt: skip
-        return learner, {"mean_reward": mean, "baseline": baseline, "gradient_norm": norm}
+        return learner, {"mean_reward": mean, "baseline": moved, "gradient_norm": norm}
 
     def _descend(self, net: HDPNet, gradient: Any, moments: Any) -> tuple[HDPNet, Any, Array]:
         # On one flat vector: an update a tensor would compile for seconds.
