@@ -22,9 +22,10 @@ OPTIONS = {
     "network.segment": 8,
     "network.passes": 1,
     "problems": 2,
-    "samples": 16,
-    "ppo.learning_rate": 0.03,
-    "validation.every": 15,
+    "samples": 32,
+    "ppo.learning_rate": 0.01,
+    "ppo.entropy_bonus": 0.05,
+    "validation.every": 20,
 }
 
 
@@ -41,7 +42,7 @@ def small(steps, **more):
 
 @functools.cache
 def straight():
-    return small(30)
+    return small(40)
 
 
 def test_it_learns_what_is_known_to_be_best():
@@ -59,15 +60,15 @@ def test_it_learns_what_is_known_to_be_best():
 
 
 def test_resumed_training_gives_the_same_bits(tmp_path):
-    first = small(30, checkpoint_dir=tmp_path, progress=stop_at(7))
+    first = small(40, checkpoint_dir=tmp_path, progress=stop_at(7))
     assert first.interrupted
-    again = small(30, checkpoint_dir=tmp_path, resume=True)
+    again = small(40, checkpoint_dir=tmp_path, resume=True)
     assert not again.interrupted
     same(again, straight())
     with pytest.raises(CheckpointError, match=r"holds a checkpoint already; pass resume=True"):
-        small(30, checkpoint_dir=tmp_path)
+        small(40, checkpoint_dir=tmp_path)
     with pytest.raises(CheckpointError, match=r"of another training: .*seed: saved 0, now 1"):
-        small(30, checkpoint_dir=tmp_path, resume=True, seed=1)
+        small(40, checkpoint_dir=tmp_path, resume=True, seed=1)
 
 
 def test_train_by_name():
