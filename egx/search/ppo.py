@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from egx.errors import SearchError
-from egx.policies.distributions import Levels, entropy, log_probabilities
+from egx.policies.distributions import entropy, log_probabilities
 from egx.policies.go_inputs import GoContext
 from egx.policies.go_net import GoPolicy
 from egx.search.adam import descend, no_moments
@@ -159,7 +159,7 @@ def learn(
 
     def loss(policy: GoPolicy) -> tuple[Array, tuple[Array, Array]]:
         def single(
-            context: GoContext, levels: Levels, old: Any, advantage: Array
+            context: GoContext, levels: Mapping[str, Array], old: Any, advantage: Array
         ) -> tuple[Array, Array, Array]:
             new = policy.logits(context)
             spread = entropy(new, context.mask)
