@@ -11,7 +11,8 @@ by the finer cost model, under every setting of `[fine]`. Tables go to `results/
 
 "Each task alone" starts from TensorFlow's default and decides one thing; "one after the other"
 gives placement, fusion and order a third of the budget each, on what was found before. Both are
-done by the searchers of `alone`.
+done by the searchers of `alone`; the plan that each starts from is its first evaluation, so that
+none ends worse than it began.
 """
 
 from __future__ import annotations
@@ -145,12 +146,9 @@ class Compared:
             row = self.found(rest, method, seed, third, keep=True)
             if "decisions" not in row:
                 break
-            found = row.pop("decisions")
+            plan = rest.whole(row.pop("decisions"))
             history += [[spent + at, cost] for at, cost in row["history"]]
             spent, seconds = spent + row["evaluations"], seconds + row["seconds"]
-            # A stage that found nothing better than where it started leaves that as it is.
-            if row["feasible"] and row["cost"] <= float(rest.reference_cost):
-                plan = rest.whole(found)
         if row.get("cost") is not None:
             row |= {
                 **self.value(plan), "history": history, "evaluations": spent, "seconds": seconds,
@@ -160,33 +158,40 @@ class Compared:
     def found(
         self, problem: AbstractProblem, method: str, seed: int, budget: int, *, keep: bool = False
     ) -> Row:
-        """What a searcher found; where it cannot run, why."""
+        """What a searcher found; where it cannot run, why. Of a `Rest`, its start counts too."""
         options = self.config.get("options", {}).get(method)
+        known = int(isinstance(problem, Rest))
         try:
-            result = egx.optimize(problem, method, budget=budget, seed=seed, options=options)
+            result = egx.optimize(
+                problem, method, budget=budget - known, seed=seed, options=options
+            )
         except SearchError as error:
             return {"cost": None, "feasible": False, "status": str(error)}
-        whole = result.decisions
-        if isinstance(problem, Rest):
-            whole = problem.whole(whole)
-        value = self.value(whole)
+        decisions = result.decisions
+        value = self.value(decisions if not known else problem.whole(decisions))
         if value["feasible"] != result.feasible or not math.isclose(
             value["cost"], result.cost, rel_tol=1e-6
         ):
             raise AssertionError(f"{method}, seed {seed}: {result.cost} is {value}")
+        evaluations = result.history.evaluations
         best = np.where(result.history.best_feasible, result.history.best_cost, np.inf)
+        if known:
+            start = self.value(problem.whole(problem.reference))
+            first = start["cost"] if start["feasible"] else np.inf
+            evaluations = np.concatenate([[1], evaluations + 1])
+            best = np.minimum.accumulate(np.concatenate([[first], best]))
+            if (not start["feasible"], start["cost"]) <= (not value["feasible"], value["cost"]):
+                decisions, value = problem.reference, start
         improves = np.flatnonzero(np.diff(best, prepend=np.inf) < 0)
         row = {
             **value,
             "budget": budget,
-            "evaluations": result.evaluations,
+            "evaluations": result.evaluations + known,
             "seconds": result.seconds,
             "compile_seconds": result.compile_seconds,
-            "history": [
-                [int(result.history.evaluations[k]), float(best[k])] for k in improves.tolist()
-            ],
+            "history": [[int(evaluations[k]), float(best[k])] for k in improves.tolist()],
         }
-        return {**row, "decisions": result.decisions} if keep else row
+        return {**row, "decisions": decisions} if keep else row
 
     def value(self, plan: Decisions) -> Row:
         """What a plan costs in the problem and under the finer cost model."""
@@ -207,6 +212,13 @@ class Compared:
         }
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """A configuration, with what it leaves out from the one beside it that it names as `like`."""
+    config = tomllib.loads(path.read_text())
+    like = config.pop("like", None)
+    return config if like is None else {**read_config(path.parent / like), **config}
+
+
 def workloads(config: dict[str, Any]) -> list[Workload]:
     known = [Workload(**entry) for entry in config["workloads"]]
     names = [workload.name for workload in known]
@@ -225,7 +237,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--tables", action="store_true", help="run nothing")
     args = parser.parse_args()
-    config = tomllib.loads(args.config.read_text())
+    config = read_config(args.config)
     known = {workload.name: workload for workload in workloads(config)}
     unknown = [name for name in args.workloads or () if name not in known]
     if unknown:
