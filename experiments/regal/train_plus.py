@@ -39,6 +39,7 @@ from egx.hardware.machines import regal_hardware
 from egx.policies.move_net import INPUTS, MovePolicy
 from egx.problems.base import AbstractProblem
 from egx.problems.padded import stack_problems
+from egx.report.tables import Table
 from egx.search.base import AbstractSearch
 from egx.search.brkga import BRKGA
 from egx.search.moves import is_better
@@ -286,6 +287,37 @@ def compare(
             yield row
 
 
+def report(rows: list[dict[str, Any]]) -> Table:
+    """What the rows of a test say, a line a setting."""
+    budgets = [key.removeprefix("at_") for key in rows[0] if key.startswith("at_")]
+    lines = []
+    for name in dict.fromkeys(row["setting"] for row in rows):
+        ignores, trusts = sorted((r for r in rows if r["setting"] == name), key=_place)
+        cells = [name.replace("_", " "), str(trusts["graphs"])]
+        for budget in budgets:
+            at, without = trusts[f"at_{budget}"], ignores[f"at_{budget}"]
+            cells += [
+                f"{100 * at['gain']:+.2f} ± {100 * at['gain_error']:.2f}",
+                f"{100 * without['gain']:+.2f}",
+            ]
+        cells += [
+            f"{100 * at['better']:.0f} / {100 * at['worse']:.0f}",
+            f"{100 * at['worse_than_heuristics']:.0f}",
+            f"{100 * at['seeded_on_heuristics']:+.2f}",
+        ]
+        lines.append(tuple(cells))
+    header = ["setting", "graphs"]
+    for budget in budgets:
+        header += [f"lower at {int(budget):,}, %", "without the network"]
+    header += ["graphs better / worse, %", "worse than the best heuristic, %",
+               "seeded BRKGA on the best heuristic, %"]  # fmt: skip
+    return Table(
+        tuple(header),
+        tuple(lines),
+        title="regal_plus beside seeded BRKGA: cost lower, mean over graphs and its standard error",
+    )
+
+
 def _place(row: dict[str, Any]) -> tuple[str, float]:
     return row["setting"], row["trust"]
 
@@ -305,7 +337,9 @@ def main() -> None:
             have = json.loads(path.read_text()) if path.exists() else []
             same = (row["setting"], row["trust"])
             rows = [r for r in have if (r["setting"], r["trust"]) != same] + [row]
-            write_whole(path, json.dumps(sorted(rows, key=_place)) + "\n")
+            rows = sorted(rows, key=_place)
+            write_whole(path, json.dumps(rows) + "\n")
+        write_whole(path.with_suffix(".md"), report(rows).to_markdown())
         return
     history: dict[str, Any] = {"config": config, "ranking": []}
     began = time.process_time()
