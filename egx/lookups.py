@@ -42,7 +42,7 @@ def default_execution_algorithm() -> str:
 def default_comparison(*, execution: bool = False) -> list[str]:
     """A few algorithms that are quick to run."""
     placement = ("egrl_plus", "local", "annealing", "greedy_dp", "random")
-    several = ("brkga_seeded", "brkga", "local", "annealing", "random")
+    several = ("regal_plus", "brkga_seeded", "brkga", "local", "annealing", "random")
     return [name for name in (several if execution else placement) if name in searches()]
 
 

@@ -135,7 +135,7 @@ def test_compare_shows_searchers_on_several_devices(here, monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(api, "compare", lambda problem, names, **given: seen.append(names) or kept)
     assert main(["compare", *RUN[1:], "--out", "other", "--pictures", "none"]) == 0
-    assert seen == [["brkga_seeded", "brkga", "local", "annealing", "random"]]
+    assert seen == [["regal_plus", "brkga_seeded", "brkga", "local", "annealing", "random"]]
     assert {path.name for path in (here / "other").iterdir()} == {"comparison.json", "report.md"}
 
 
