@@ -132,6 +132,12 @@ def parser() -> argparse.ArgumentParser:
     check = sub.add_parser("check", help="check a plan: is it valid, and as fast as it claims?")
     check.add_argument("plan", metavar="PLAN", help="a plan.json")
     check.add_argument("--source", help="the model, if it is not where the plan says")
+    check.add_argument(
+        "--fine",
+        action="store_true",
+        help="of a plan on several devices, also what the finer cost model says: links that "
+        "transfers share, a host that issues kernels, memory over time",
+    )
     _load_arguments(check)
     check.set_defaults(run=lookups.check)
 

@@ -15,7 +15,7 @@ from egx.graph.graph import Model
 from egx.loading import is_workload, load, load_workload
 from egx.report.check import check_plan
 from egx.report.console import console, print_table
-from egx.report.execution_check import check_execution_plan
+from egx.report.execution_check import check_execution_plan, check_finer
 from egx.report.execution_plan_file import is_execution_plan, read_execution_plan
 from egx.report.plan import ModelId
 from egx.report.plan_file import read_plan
@@ -51,6 +51,8 @@ def check(options: Namespace) -> int:
     out = console()
     if is_execution_plan(options.plan):
         return _check_execution(options)
+    if options.fine:
+        raise SearchError(f"{options.plan}: --fine is of plans on several devices")
     plan = read_plan(options.plan)
     model, _ = _model_of(plan.model, options)
     outcome = check_plan(plan, model)
@@ -94,6 +96,15 @@ def _check_execution(options: Namespace) -> int:
             f"  {name}: at most {format_bytes(again.peak_bytes[d])} of {holds} along the order of "
             f"items, {format_bytes(again.peak_bytes_over_time[d])} over time"
         )
+    if options.fine:
+        finer = check_finer(plan, model, seconds)
+        fits = "fits" if finer.fits else "does not fit the devices' memory"
+        out.print(
+            f"by the finer cost model: {fits}, makespan {format_seconds(finer.makespan_s)} "
+            f"(above: {format_seconds(again.makespan_s)})"
+        )
+        for d, name in enumerate(plan.hardware.device_names):
+            out.print(f"  {name}: at most {format_bytes(int(finer.peak_bytes[d]))} over time")
     return 0
 
 

@@ -15,6 +15,7 @@ from egx.comparison import Comparison
 from egx.formats.costgraph import save_costgraph
 from egx.formats.native import save_json
 from egx.graph.generators import regal_synthetic
+from egx.report.units import format_bytes, format_seconds
 from egx.training.identity import problem_identity
 from egx.training.result import Result
 from tests.report.execution_toys import fork
@@ -85,6 +86,21 @@ def test_a_plan_is_checked_against_its_file(here, capsys):
     (here / "out" / "plan.json").write_text(json.dumps(plan))
     assert main(["check", "out/plan.json"]) == 1
     assert "makespan_s: the plan claims" in capsys.readouterr().out
+
+
+def test_a_plan_is_checked_by_the_finer_model(here, capsys):
+    plan = json.loads((here / "out" / "plan.json").read_text())
+    assert main(["check", "out/plan.json", "--fine"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    # Transfers and launches take no time here: there is nothing that a finer model could add.
+    takes = format_seconds(plan["makespan_s"])
+    assert lines[4] == f"by the finer cost model: fits, makespan {takes} (above: {takes})"
+    for line, peak in zip(lines[5:], plan["peak_bytes_over_time"], strict=True):
+        assert line.endswith(f": at most {format_bytes(peak)} over time")
+    other = {"format": plan["format"], "version": plan["version"]}
+    (here / "memory.json").write_text(json.dumps(other))
+    line = failed(capsys, "check", "memory.json", "--fine")
+    assert line == "egx: memory.json: --fine is of plans on several devices"
 
 
 def test_a_second_run_is_the_same_and_another_is_refused(here, capsys):

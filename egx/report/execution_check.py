@@ -18,6 +18,7 @@ from egx.problems.execution import Execution
 from egx.report.check import MAX_FAULTS, TOLERANCE
 from egx.report.execution_plan import ExecutionPlan, ScheduledOp, make_execution_plan
 from egx.report.units import format_bytes, format_seconds
+from egx.simulate.fine import FineOutcome, check_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,24 @@ def check_execution_plan(
     faults = _complete(plan, model)
     if faults:
         return ExecutionCheck(_first(faults), None)
-    problem = Execution(
+    problem = _problem(plan, model, op_seconds)
+    again = make_execution_plan(problem, plan.decisions(problem), name=plan.name)
+    faults = _precedence(plan, model) + _claims(plan, again)
+    return ExecutionCheck(_first(faults), again)
+
+
+def check_finer(
+    plan: ExecutionPlan, model: Model, op_seconds: Float[np.ndarray, "N D"] | None = None
+) -> FineOutcome:
+    """What the finer cost model says of a plan that passed `check_execution_plan`."""
+    problem = _problem(plan, model, op_seconds)
+    return check_plan(problem, plan.decisions(problem))
+
+
+def _problem(
+    plan: ExecutionPlan, model: Model, op_seconds: Float[np.ndarray, "N D"] | None
+) -> Execution:
+    return Execution(
         model,
         plan.hardware,
         decide=plan.decide,
@@ -62,9 +80,6 @@ def check_execution_plan(
         op_seconds=op_seconds if plan.measured else None,
         fusion_levels=plan.fusion_levels,
     )
-    again = make_execution_plan(problem, plan.decisions(problem), name=plan.name)
-    faults = _precedence(plan, model) + _claims(plan, again)
-    return ExecutionCheck(_first(faults), again)
 
 
 def _first(faults: list[str]) -> tuple[str, ...]:
