@@ -121,8 +121,7 @@ def runs(
     """Costs [G, R, marks] after so many generations, infinite where nothing fits; and of the first
     `seen_of` generations what was seen of each change [G, R, K, C, F] and whether it helped, -1
     where the plan's own cost was not known yet."""
-    learned = isinstance(search, RegalPlus)
-    count = search.changed if learned else 1
+    count = search.changed if isinstance(search, RegalPlus) else 1
 
     def one(problem: AbstractProblem, plans: Plans, key: Array) -> Any:
         own = with_plans(search, plans)
@@ -132,7 +131,7 @@ def runs(
             ask_key, tell_key = jax.random.split(jax.random.fold_in(key, index + 1))
             candidates, state = own.ask(problem, state, key=ask_key)
             outcomes = jax.vmap(problem.evaluate)(candidates)
-            if learned:
+            if isinstance(own, RegalPlus):
                 changed, place = state.inner.changed, jnp.minimum(index, seen_of - 1)
                 bred = own.genetic.batch_size
                 better = is_better(
@@ -184,8 +183,11 @@ def learner(policy: MovePolicy, trust: float) -> RegalPlus:
 
 @eqx.filter_jit
 def step(
-    policy: MovePolicy, state: Any, seen: Array, helped: Array, weight: Array, rate: Array
-) -> Any:
+    policy: MovePolicy, state: Any, batch: tuple[Any, Any, Any], rate: Array
+) -> tuple[MovePolicy, Any, Array]:
+    """One step of Adam on (seen, helped, weight) of a batch of examples."""
+    seen, helped, weight = (jnp.asarray(x) for x in batch)
+
     def loss(policy: MovePolicy) -> Array:
         each = optax.sigmoid_binary_cross_entropy(policy.odds(seen), helped)
         return jnp.mean(weight * each)
@@ -210,8 +212,8 @@ def fit(config: dict[str, Any], examples: list[tuple[np.ndarray, np.ndarray]]) -
     for index in range(config["steps"]):
         rows = rng.integers(0, len(helped), config["batch"])
         rate = config["learning_rate"] * min(1.0, 2.0 * (1.0 - index / config["steps"]))
-        batch = (jnp.asarray(x[rows]) for x in (seen, helped, weight))
-        policy, state, _ = step(policy, state, *batch, jnp.asarray(rate, jnp.float32))
+        batch = seen[rows], helped[rows], weight[rows]
+        policy, state, _ = step(policy, state, batch, jnp.asarray(rate, jnp.float32))
     return policy
 
 
@@ -233,7 +235,7 @@ def collected(
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Examples of all settings; candidates are single changes here."""
     for setting in train:
-        search = dataclasses.replace(learner(policy, trust), more=0.0)
+        search = dataclasses.replace(learner(policy, trust), more=np.asarray(0.0, np.float32))
         _, seen, helped = run(search, setting, [config["budget"]], 1, first=first)
         known = helped.reshape(-1) >= 0
         flat = seen.reshape(-1, seen.shape[-1])[known], helped.reshape(-1)[known]
@@ -355,7 +357,7 @@ def main() -> None:
                 history["ranking"].append([name, ranking(policy, seen, helped)])
             examples.setdefault(name, []).append((seen, helped))
         joined = [
-            tuple(np.concatenate(part) for part in zip(*group, strict=True))
+            (np.concatenate([x for x, _ in group]), np.concatenate([y for _, y in group]))
             for group in examples.values()
         ]
         policy = fit(config, joined)
