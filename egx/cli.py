@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
         "--algorithm",
         metavar="NAME",
         help=f"see `egx algorithms` (default: {lookups.default_algorithm()}; for execution "
-        f"{lookups.default_execution_algorithm()} that begins with the plans of all heuristics)",
+        f"{lookups.default_execution_algorithm()}, which begins with the plans of all heuristics)",
     )
     _search_arguments(optimize)
     optimize.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")

@@ -231,9 +231,6 @@ def settle(options: Namespace) -> None:
     if options.problem == "execution":
         if options.algorithm is None:
             options.algorithm = lookups.default_execution_algorithm()
-            # What is known for nothing is where the search should start.
-            if options.algorithm == "brkga" and "seeds" not in dict(options.option):
-                options.option = [*options.option, ("seeds", "all")]
         return
     # As it was before there were machines of several devices.
     options.spread = options.devices if options.spread is None else options.spread

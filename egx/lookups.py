@@ -26,7 +26,7 @@ from egx.search.registry import EVOSAX, SEARCHES, searches
 from egx.training.solved import EXACT
 
 PREFERRED = ("egrl_plus", "local", "annealing", "random")
-PREFERRED_EXECUTION = ("brkga", "local", "annealing", "random")
+PREFERRED_EXECUTION = ("regal_plus", "brkga_seeded", "local", "annealing", "random")
 
 
 def default_algorithm() -> str:

@@ -191,7 +191,7 @@ def test_options_reach_the_problem(here, monkeypatch, capsys):
         main(["optimize", "fork.json", "--problem", "execution", "--devices", "2"])
     problem, algorithm, given = seen.pop()
     assert problem.hardware.name == "2 x a100"
-    assert (algorithm, given["options"]) == ("brkga", {"seeds": "all"})
+    assert (algorithm, given["options"]) == ("regal_plus", {})
 
 
 @pytest.mark.parametrize(
