@@ -76,3 +76,17 @@ def to_decisions(
         else:
             decisions[name] = levels[name]
     return decisions
+
+
+def to_levels(
+    heads: Mapping[str, Head], decisions: Mapping[str, Array], choices: Mapping[str, int]
+) -> Levels:
+    """The levels that come nearest to decisions: what `to_decisions` undoes."""
+    levels = {}
+    for name, head in heads.items():
+        value = jnp.asarray(decisions[name])
+        if head.choices == "real":
+            nearest = jnp.round(jnp.clip(value, 0.0, 1.0) * (choices[name] - 1))
+            value = nearest.astype(jnp.int32)
+        levels[name] = value
+    return levels

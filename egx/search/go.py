@@ -21,7 +21,7 @@ from egx.policies.base import REAL_LEVELS
 from egx.policies.distributions import Levels, Logits, greedy, sample, to_decisions
 from egx.policies.go_inputs import GoContext
 from egx.policies.go_net import NETWORK_OPTIONS, GoPolicy, tasks_of
-from egx.policies.loading import PRETRAINED, load_shipped
+from egx.policies.loading import load_shipped
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
 from egx.search.base import AbstractSearch, Metrics
 from egx.search.ppo import PPO, Baseline, Learner, advantages, learn, new_baseline, new_learner
@@ -95,19 +95,10 @@ class Go(AbstractSearch):
         return self.policy is None and (self.pretrained or not self.finetune)
 
     def start_policy(self, problem: AbstractProblem, *, key: PRNGKeyArray) -> GoPolicy:
-        """The policy before anything was learned from `problem`.
-
-        Raises:
-            SearchError: if it is to be the one that comes with egx, and there is none.
-        """
+        """The policy before anything was learned from `problem`."""
         if self.policy is not None:
             return jax.tree.map(jnp.asarray, self.policy)
         if self._shipped:
-            if not (PRETRAINED / f"{SHIPPED}.npz").is_file():
-                raise SearchError(
-                    "no trained policy for go comes with egx; train one with "
-                    "egx.train(problems, 'go') and give it as policy"
-                )
             policy = load_shipped(SHIPPED)
             assert isinstance(policy, GoPolicy)
             return policy

@@ -19,23 +19,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from egx.errors import SearchError
-from egx.policies.distributions import (
-    Levels,
-    Logits,
-    greedy,
-    log_probabilities,
-    sample,
-    to_decisions,
-)
+from egx.policies.base import head_choices
+from egx.policies.distributions import Levels, Logits, greedy, sample, to_decisions, to_levels
 from egx.policies.go_inputs import GoContext
 from egx.policies.go_net import GoPolicy
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.adam import descend
 from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
 from egx.search.egrl_plus import EGRLPlus, Islands
-from egx.search.genome import Genes, decode, encode
+from egx.search.genome import decode, encode
 from egx.search.go import Go
-from egx.search.ppo import Learner, new_learner
+from egx.search.ppo import Learner, imitate, new_learner
 
 # The island of known plans: see `EGRLPlus`.
 HOME = 2
@@ -185,25 +178,13 @@ class GoPlus(AbstractSearch):
         genes: Float[Array, "K L"],
         told: Array,
     ) -> tuple[Learner, Float[Array, ""]]:
-        """A step towards the elites that were evaluated: minus the mean log-probability of their
-        decisions, summed over the kinds."""
-        levels = jax.vmap(lambda one: _levels(problem, one, learner.policy.real_levels))(genes)
-        weight = told[:, None] & context.mask
-        count = jnp.maximum(jnp.sum(weight.astype(jnp.float32)), 1.0)
-
-        def loss(policy: GoPolicy) -> Array:
-            log_p = log_probabilities(policy.logits(context), levels)
-            return -sum(jnp.sum(jnp.where(weight, x, 0.0)) for x in log_p.values()) / count
-
-        value, gradient = eqx.filter_value_and_grad(loss)(learner.policy)
-        policy, moments, _ = descend(
-            learner.policy,
-            gradient,
-            learner.moments,
-            learning_rate=self.go.ppo.learning_rate,
-            clip=self.go.ppo.gradient_clip,
+        """A step towards the elites that were evaluated."""
+        choices = dict(head_choices(problem, learner.policy.real_levels))
+        levels = jax.vmap(lambda one: to_levels(problem.heads, decode(problem, one), choices))(
+            genes
         )
-        return Learner(policy, moments), value
+        alone = jax.tree.map(lambda x: x[None], (context, levels, told[:, None] & context.mask))
+        return imitate(self.go.ppo, learner, *alone)
 
 
 def go_plus(**options: Any) -> GoPlus:
@@ -215,14 +196,3 @@ def _decisions(problem: AbstractProblem, logits: Logits, levels: Levels) -> Deci
     return to_decisions(
         problem.heads, levels, {name: value.shape[-1] for name, value in logits.items()}
     )
-
-
-def _levels(problem: AbstractProblem, genes: Genes, real_levels: int) -> Levels:
-    """The network's choices that come nearest to a candidate."""
-    levels = {}
-    for name, value in decode(problem, genes).items():
-        if problem.heads[name].choices == "real":
-            nearest = jnp.round(jnp.clip(value, 0.0, 1.0) * (real_levels - 1))
-            value = nearest.astype(jnp.int32)
-        levels[name] = value
-    return levels

@@ -184,3 +184,37 @@ def learn(
 
     learner, metrics = jax.lax.scan(epoch, learner, None, length=ppo.epochs)
     return learner, {name: value[-1] for name, value in metrics.items()}
+
+
+def imitate(
+    ppo: PPO,
+    learner: Learner,
+    contexts: GoContext,
+    levels: Mapping[str, Int[Array, "G K N"]],
+    weight: Bool[Array, "G K N"],
+) -> tuple[Learner, Float[Array, ""]]:
+    """A step towards plans that are known: minus the mean log-probability of those of their
+    decisions that `weight` counts, summed over the kinds.
+
+    Not of the paper. Of equal devices any plan has copies with the devices exchanged, between
+    which plans that are drawn op by op cannot choose; what is imitated has chosen already.
+    """
+    count = jnp.maximum(jnp.sum(weight.astype(jnp.float32)), 1.0)
+
+    def loss(policy: GoPolicy) -> Array:
+        def single(context: GoContext, levels: Mapping[str, Array], weight: Array) -> Array:
+            log_p = log_probabilities(policy.logits(context), levels)
+            parts = [jnp.sum(jnp.where(weight, log_p[name], 0.0)) for name in sorted(log_p)]
+            return sum(parts, jnp.zeros((), jnp.float32))
+
+        return -jnp.sum(jax.vmap(single)(contexts, levels, weight)) / count
+
+    value, gradient = eqx.filter_value_and_grad(loss)(learner.policy)
+    policy, moments, _ = descend(
+        learner.policy,
+        gradient,
+        learner.moments,
+        learning_rate=ppo.learning_rate,
+        clip=ppo.gradient_clip,
+    )
+    return Learner(policy, moments), value

@@ -21,14 +21,23 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.errors import ProblemError, SearchError
-from egx.policies.base import AbstractPolicy
-from egx.policies.distributions import Levels, Logits, greedy, sample, to_decisions
+from egx.policies.base import AbstractPolicy, head_choices
+from egx.policies.distributions import Levels, Logits, greedy, sample, to_decisions, to_levels
 from egx.policies.go_inputs import GoContext
 from egx.policies.go_net import TASKS, GoPolicy, tasks_of
 from egx.problems.base import AbstractProblem, Decisions
 from egx.problems.padded import pad_problem, stack_problems
 from egx.search.base import Metrics
-from egx.search.ppo import PPO, Baseline, Learner, advantages, learn, new_baseline, new_learner
+from egx.search.ppo import (
+    PPO,
+    Baseline,
+    Learner,
+    advantages,
+    imitate,
+    learn,
+    new_baseline,
+    new_learner,
+)
 from egx.training.generation import concrete
 from egx.training.identity import package_version, plain
 from egx.training.loop import whole_number
@@ -55,10 +64,14 @@ class GoBatch:
     Args:
         problems: a step (B).
         samples: plans of each (K).
+        imitation_steps: the first steps, which imitate the best plan that each problem's
+            heuristics know instead of drawing plans: not of the paper, see
+            `egx.search.ppo.imitate`.
     """
 
     problems: int = 8
     samples: int = 8
+    imitation_steps: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +166,7 @@ def _settings(
         ("validation.every", judge.every),
     ):
         whole_number(name, number, 1, 2**30)
+    whole_number("imitation_steps", batch.imitation_steps, 0, 2**30)
     return PPO(**parts["ppo"]), batch, judge, parts["network"]
 
 
@@ -187,10 +201,12 @@ class _Learner(eqx.Module):
 
 
 class _Facts(eqx.Module):
-    """Costs [G] that rewards are relative to, and [V] that validation is."""
+    """Costs [G] that rewards are relative to, and [V] that validation is; plans to imitate
+    [G, N], of no kind when none are."""
 
     reference: Float[Array, " G"]
     best_heuristic: Float[Array, " V"]
+    known: Levels
 
 
 class _Training(AbstractTraining[GoPolicy]):
@@ -215,22 +231,41 @@ class _Training(AbstractTraining[GoPolicy]):
         self.problems = stack_problems(self.each, sizes)
         self.judged = stack_problems(self.each_judged, sizes)
         self.contexts: tuple[GoContext, GoContext] | None = None
+        self.choices: dict[str, int] = {}
 
     def template(self, policy: GoPolicy) -> TrainingRun:
         count, judged = len(self.each), len(self.each_judged)
         # They depend on the policy's sizes alone, not on its weights.
         self.contexts = _contexts(policy, self.problems), _contexts(policy, self.judged)
-        zeros = _Facts(jnp.zeros(count, jnp.float32), jnp.zeros(judged, jnp.float32))
+        self.choices = dict(head_choices(self.each[0], policy.real_levels))
+        shape = (count, self.each[0].graph.num_ops)
+        known = {name: jnp.zeros(shape, jnp.int32) for name in self._imitated()}
+        zeros = _Facts(jnp.zeros(count, jnp.float32), jnp.zeros(judged, jnp.float32), known)
         learner = _Learner(new_learner(policy), new_baseline((count,)))
         return TrainingRun(learner, policy, jnp.zeros((), jnp.float32), zeros)
 
+    def _imitated(self) -> tuple[str, ...]:
+        """The kinds of decisions that are imitated."""
+        return tuple(self.each[0].heads) if self.batch.imitation_steps else ()
+
     def facts(self) -> _Facts:
-        best = [_best_heuristic(problem) for problem in self.each_judged]
-        return _Facts(self.problems.reference_cost, jnp.asarray(best, jnp.float32))
+        best = [_best_heuristic(problem)[0] for problem in self.each_judged]
+        plans = []
+        if self.batch.imitation_steps:
+            for problem in self.each:
+                plan = _best_heuristic(problem)[1]
+                plans.append(to_levels(problem.heads, plan, self.choices))
+        known = {name: jnp.stack([plan[name] for plan in plans]) for name in self._imitated()}
+        return _Facts(self.problems.reference_cost, jnp.asarray(best, jnp.float32), known)
 
     def step(self, run: TrainingRun, number: int) -> tuple[_Learner, dict[str, float]]:
         assert self.contexts is not None
         index = chosen_problems(self.key, number, self.batch.problems, len(self.each))
+        if number < self.batch.imitation_steps:
+            imitator, loss = imitation_step(
+                self.ppo, run.learner.learner, self.contexts[0], run.facts.known, index
+            )
+            return _Learner(imitator, run.learner.baseline), {"imitation": float(loss)}
         learner, metrics = go_step(
             self.ppo,
             run.learner,
@@ -270,6 +305,21 @@ def zero_shot(
         return outcome.cost, outcome.feasible
 
     return jax.vmap(single)(problems, contexts)
+
+
+@eqx.filter_jit
+def imitation_step(
+    ppo: PPO,
+    learner: Learner,
+    contexts: GoContext,
+    known: Mapping[str, Int[Array, "G N"]],
+    index: Int[Array, " B"],
+) -> tuple[Learner, Float[Array, ""]]:
+    """A step towards the known plans of the problems `index` of a stack."""
+    taken, levels = jax.tree.map(lambda x: x[index], (contexts, dict(known)))
+    levels = {name: value[:, None] for name, value in levels.items()}
+    mask = jax.vmap(lambda context: context.mask)(taken)
+    return imitate(ppo, learner, taken, levels, mask[:, None])
 
 
 @eqx.filter_jit
@@ -321,9 +371,13 @@ def _decisions(problem: AbstractProblem, logits: Logits, levels: Levels) -> Deci
     )
 
 
-def _best_heuristic(problem: AbstractProblem) -> float:
-    """The least cost of the problem's known plans, feasible ones first."""
-    outcomes = [problem.evaluate(plan) for plan in problem.heuristics().values()]
-    if not outcomes:
-        raise ProblemError("validation needs a problem with a known plan")
-    return min((not bool(o.feasible), float(o.cost)) for o in outcomes)[1]
+def _best_heuristic(problem: AbstractProblem) -> tuple[float, Decisions]:
+    """The known plan of least cost, feasible ones first, and its cost."""
+    known = []
+    for name, plan in problem.heuristics().items():
+        outcome = problem.evaluate(plan)
+        known.append((not bool(outcome.feasible), float(outcome.cost), name))
+    if not known:
+        raise ProblemError("training needs problems with a known plan")
+    _, cost, name = min(known)
+    return cost, dict(problem.heuristics()[name])

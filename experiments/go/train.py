@@ -75,7 +75,7 @@ def main() -> None:
             checkpoint_dir=out / "checkpoint",
             resume=True,
         )
-        trained.policy.save(out / "policy.npz")
+        trained.policy.only(TASKS[config["task"]]).save(out / "policy.npz")
         write_whole(out / "history.json", json.dumps(trained.history, indent=0) + "\n")
         if trained.interrupted:
             break

@@ -14,8 +14,9 @@ from egx.errors import SearchError
 from egx.policies.distributions import probabilities
 from egx.policies.go_net import GoPolicy
 from egx.policies.graph_unet import GraphUNetPolicy
+from egx.policies.loading import PRETRAINED
 from egx.problems.execution import Execution
-from egx.search.go import PRETRAINED, Go
+from egx.search.go import Go
 from egx.search.ppo import PPO
 from egx.search.registry import make_search
 from egx.training.loop import run_one
@@ -60,10 +61,22 @@ def test_zero_shot_is_the_likeliest_plan_first_and_stays_as_it_is():
     assert result.cost == float(problem.evaluate(plan).cost)
 
 
+def test_the_policy_that_comes_with_egx_beats_the_default_of_frameworks_at_once():
+    """On a graph of another size than those it was trained on."""
+    model = egx.load("transformer_xl", layers=1)
+    machine = egx.hardware.load("p100x4")
+    decide = ("fusion", "device", "priority")
+    problem = egx.Execution(model, machine, decide=decide, order="runtime")
+    default = problem.evaluate(problem.heuristics()["tensorflow"])
+    result = egx.optimize(problem, "go", budget=1, options={"finetune": False, "batch": 1})
+    assert result.feasible
+    assert result.cost < float(default.cost)
+    assert (PRETRAINED / "go.npz").stat().st_size < 1e6
+
+
 def test_without_a_policy_for_the_problem_it_says_so(unchecked):
-    if not (PRETRAINED / "go.npz").is_file():
-        with pytest.raises(SearchError, match="no trained policy for go comes with egx"):
-            egx.optimize(small_problem(), "go", budget=4, options={"finetune": False})
+    with pytest.raises(SearchError, match="decides fusion, device, priority, but the problem asks"):
+        egx.optimize(small_problem(), "go", budget=4, options={"finetune": False})
     other = GoPolicy(("device",), **SMALL, key=jax.random.key(0))
     with pytest.raises(SearchError, match="decides device, but the problem asks for weights"):
         egx.optimize(small_problem(), "go", budget=4, policy=other)

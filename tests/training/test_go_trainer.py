@@ -71,6 +71,15 @@ def test_resumed_training_gives_the_same_bits(tmp_path):
         small(40, checkpoint_dir=tmp_path, resume=True, seed=1)
 
 
+def test_it_imitates_the_best_known_plan():
+    """The toys know their reference alone: in the end validation finds its cost, though others are
+    better."""
+    trained = small(60, options={"imitation_steps": 60})
+    losses = [row["imitation"] for row in trained.history[1:]]
+    assert losses[-1] < 0.1 * losses[0]
+    assert trained.history[-1]["score"] == pytest.approx(1.0, rel=1e-6)
+
+
 def test_train_by_name():
     policy = egx.train(toys(), "go", steps=1, options=OPTIONS)
     assert isinstance(policy, GoPolicy)
@@ -85,7 +94,7 @@ def test_train_by_name():
 def test_impossible_arguments_are_named():
     for options, message in (
         ({"ppo.size": 3}, r"no option 'ppo.size' \(it takes"),
-        ({"size": 3}, r"no option 'size' \(it takes problems, samples\)"),
+        ({"size": 3}, r"no option 'size' \(it takes imitation_steps, problems, samples\)"),
         ({"samples": 0}, "samples must be 1 to"),
         ({"network.depth": 3}, "the go network cannot be made with"),
     ):
