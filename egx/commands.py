@@ -125,7 +125,7 @@ def search(
     try:
         solution = bound_by_solver(problem, result, options, log)
     except (SearchError, MissingExtraError) as error:
-        log.print(f"not bounded by a solver: {error}")
+        log.print(f"not bounded by a solver: {error}", markup=False)
         return result, None, False
     return result, solution, solution is None
 
@@ -201,7 +201,7 @@ def run_comparison(
             if solution is None:
                 raise KeyboardInterrupt
         except (SearchError, MissingExtraError) as error:
-            log.print(f"not bounded by a solver: {error}")
+            log.print(f"not bounded by a solver: {error}", markup=False)
     with watch(log, quiet=options.quiet, best=best) as progress:
         comparison = api.compare(
             problem,

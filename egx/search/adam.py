@@ -24,7 +24,12 @@ def no_moments(network: Any) -> Any:
 
 
 def descend(
-    network: _Network, gradient: Any, moments: Any, *, learning_rate: Scalar, clip: Scalar
+    network: _Network,
+    gradient: Any,
+    moments: Any,
+    *,
+    learning_rate: Scalar | float,
+    clip: Scalar | float,
 ) -> tuple[_Network, Any, Float[Array, ""]]:
     """One step against the gradient, whose norm is cut to `clip`; its norm before that."""
     flat, unravel = ravel_pytree(network)

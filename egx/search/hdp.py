@@ -22,8 +22,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
@@ -36,6 +34,7 @@ from egx.policies.hdp_net import (
     hdp_context,
 )
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
+from egx.search.adam import descend, no_moments
 from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
 
 Names = tuple[str, ...]
@@ -124,7 +123,7 @@ class HDP(AbstractSearch):
         none = jnp.zeros((self.groupings, self.placements, groups), jnp.int32)
         return Learner(
             net=net,
-            moments=optax.scale_by_adam().init(ravel_pytree(net)[0]),
+            moments=no_moments(net),
             baseline=jnp.zeros((), jnp.float32),
             updates=jnp.zeros((), jnp.int32),
             groups=jnp.zeros((self.groupings, ops), jnp.int32),
@@ -200,23 +199,14 @@ class HDP(AbstractSearch):
         gradient = jax.grad(policy_loss)(
             inner.net, hdp_context(problem), inner.groups, inner.chosen, advantage, self._sharpness
         )
-        net, moments, norm = self._descend(inner.net, gradient, inner.moments)
+        net, moments, norm = descend(
+            inner.net, gradient, inner.moments, learning_rate=self.learning_rate, clip=self.clip
+        )
         moved = jnp.asarray(self.decay * baseline + (1.0 - self.decay) * mean)
         learner = Learner(
             net, moments, moved, inner.updates + 1, inner.groups, inner.chosen
         )  # fmt: skip
         return learner, {"mean_reward": mean, "baseline": moved, "gradient_norm": norm}
-
-    def _descend(self, net: HDPNet, gradient: Any, moments: Any) -> tuple[HDPNet, Any, Array]:
-        # On one flat vector: an update a tensor would compile for seconds.
-        flat, unravel = ravel_pytree(net)
-        gradient = ravel_pytree(gradient)[0]
-        norm = jnp.sqrt(jnp.sum(gradient * gradient))
-        gradient = gradient * jnp.minimum(1.0, self.clip / jnp.maximum(norm, 1e-12))
-        # Adam's bias correction raises a float to an integer power.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, moments = optax.scale_by_adam().update(gradient, moments)
-        return unravel(flat - self.learning_rate * updates), moments, norm
 
 
 def policy_loss(
