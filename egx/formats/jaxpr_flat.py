@@ -284,8 +284,7 @@ class _Flattening:
     def _unroll(self, eqn: JaxprEqn, inputs: list[Atom], path: str) -> Sequence[Atom]:
         """Every iteration after the other: inputs are taken apart once, outputs stacked once."""
         length, body = eqn.params["length"], eqn.params["jaxpr"]
-        first = eqn.params["num_consts"]
-        last = first + eqn.params["num_carry"]
+        first, last = scan_parts(body, [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars])
         consts, carry, whole = inputs[:first], inputs[first:last], inputs[last:]
         # The carry's type is the body's: a weak one becomes strong on the way in.
         apart = [self._unstacked(atom, length, _joined(path, "scan")) for atom in whole]
@@ -366,6 +365,22 @@ def _stack(*parts: Any) -> Any:
 def body_of(eqn: JaxprEqn | Equation) -> ClosedJaxpr | Jaxpr:
     """The body of a call."""
     return next(eqn.params[key] for key in _BODIES if key in eqn.params)
+
+
+def scan_parts(body: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[int, int]:
+    """Where the carry begins and ends among the inputs of a scan: constants stand before it, and
+    after it what has a row an iteration. Told by the avals, since JAX renames its parameters."""
+    within = getattr(body, "jaxpr", body)
+    rows = sum(
+        len(whole.shape) != len(var.aval.shape)
+        for whole, var in zip(inputs, within.invars, strict=True)
+    )
+    carried = sum(
+        len(whole.shape) == len(var.aval.shape)
+        for whole, var in zip(outputs, within.outvars, strict=True)
+    )
+    last = len(inputs) - rows
+    return last - carried, last
 
 
 def _changes_nothing(eqn: JaxprEqn) -> bool:

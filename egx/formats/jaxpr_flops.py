@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from egx.formats.jaxpr_flat import CALLS, body_of
+from egx.formats.jaxpr_flat import CALLS, body_of, scan_parts
 
 # Threefry hashes two words in 20 rounds of an add, a rotation (three operations) and an
 # exclusive or, with five injections of three additions (Salmon et al., SC 2011).
@@ -213,7 +213,7 @@ def _rules() -> dict[str, Rule]:
         rules[name] = ("shape", none)
     for name in _REDUCED.split():
         rules[name] = ("reduction", each_read())
-    rules["clamp"] = ("elementwise", each_made(2))
+    rules["clamp"] = rules["one_minus_square"] = ("elementwise", each_made(2))
     rules["integer_pow"] = ("elementwise", integer_pow_flops)
     rules["dot_general"] = ("contraction", dot_flops)
     rules["ragged_dot"] = rules["ragged_dot_general"] = ("contraction", ragged_dot_flops)
@@ -304,8 +304,7 @@ def _scan_cost(use: Use, while_iterations: int) -> Cost:
     """The body reads constants and carry, and writes the carry, in each iteration."""
     length = use.params["length"]
     body = _body_cost(use.params["jaxpr"], while_iterations)
-    first = use.params["num_consts"]
-    last = first + use.params["num_carry"]
+    first, last = scan_parts(use.params["jaxpr"], use.inputs, use.outputs)
     sizes = [aval_bytes(aval) for aval in use.inputs]
     carried = sum(sizes[first:last])
     rows = sum(sizes[last:]) + sum(aval_bytes(a) for a in use.outputs[last - first :])
