@@ -56,7 +56,7 @@ def read(path: Path) -> Found | None:
     lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
     rows = [json.loads(line) for line in lines]
     rows = [row for row in rows if row["method"] != "left out"]
-    # Graphs whose BRKGA has come to its largest budget.
+    # Graphs that have what all is compared with.
     done = {row["graph"] for row in rows if (row["method"], row["budget"]) == BASE}
     graphs = sorted(done)
     if not graphs:
