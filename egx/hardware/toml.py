@@ -3,7 +3,8 @@
     name = "nnpi"
     [[device]]                      # one table for each kind of device
     name = "card"
-    count = 1                       # optional: identical copies, called card0, card1, ...
+    count = 1                       # optional: identical copies, called card0, card1, ... (those
+                                    # of a kind that ends in a digit p100-0, p100-1, ...)
     launch = { value = "1 us", source = "..." }
     [[device.level]]                # from the backing memory to the fastest
     name = "DRAM"
@@ -248,7 +249,8 @@ def _read_devices(table: _Table) -> list[_Device]:
     launch = table.quantity("launch", "time", zero=True)
     levels = _read_levels(table)
     rates = _read_rates(table)
-    names = [kind] if "count" not in table.content else [f"{kind}{k}" for k in range(count)]
+    stem = f"{kind}-" if kind[-1].isdigit() else kind
+    names = [kind] if "count" not in table.content else [f"{stem}{k}" for k in range(count)]
     return [_Device(kind, name, levels, rates, launch) for name in names]
 
 

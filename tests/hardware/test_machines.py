@@ -52,6 +52,8 @@ def test_more_and_fewer_devices_of_a_machine_that_has_several():
     assert np.asarray(four.link_bytes_per_s)[~np.eye(4, dtype=bool)] == pytest.approx(7e9)
     one = hardware.with_devices(four, 1)
     assert one.device_names == ("chip0",)
+    more = hardware.with_devices(hardware.load("p100x2"), 3)
+    assert more.device_names == ("p100-0", "p100-1", "p100-2")
     unlike, _ = hardware.parse(
         PAIR.replace(
             "[[link]]",
