@@ -26,7 +26,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -155,7 +155,7 @@ def trace_ops(
 
 
 def _numbers(weights: int | Sequence[int]) -> list[int]:
-    return [weights] if isinstance(weights, int) else list(weights)
+    return list(weights) if isinstance(weights, Iterable) else [weights]
 
 
 def _parameters(name: str, args: Sequence[Any], weights: int | Sequence[int] | None) -> list[bool]:

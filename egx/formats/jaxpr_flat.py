@@ -92,7 +92,7 @@ class FlatProgram:
             )
         for (_, leaf), value, name in zip(found, self.arguments, names, strict=True):
             aval = self.avals[value]
-            if tuple(leaf.shape) != tuple(aval.shape) or leaf.dtype != aval.dtype:
+            if tuple(leaf.shape) != tuple(aval.shape) or _dtype(leaf) != aval.dtype:
                 raise GraphError(
                     f"{self.name}: {name} was traced as {aval.str_short()}, "
                     f"got {leaf.dtype}{list(leaf.shape)}"
@@ -120,6 +120,13 @@ def is_array(leaf: Any) -> bool:
     """Whether a leaf of the arguments is traced: arrays are, and their descriptions; Python's own
     numbers are static, as all else is."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+
+
+def _dtype(leaf: Any) -> Any:
+    """The type that JAX gives an array: NumPy's of 64 bits become narrower unless x64 is on."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return jax.dtypes.canonicalize_dtype(leaf.dtype)
+    return leaf.dtype
 
 
 def leaf_name(path: Any) -> str:

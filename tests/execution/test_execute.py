@@ -170,6 +170,14 @@ def test_loops_literals_and_ops_without_inputs():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), done.outputs, fn(x))
 
 
+def test_arrays_of_numpy_are_as_wide_as_jax_makes_them():
+    """NumPy's own type is float64, which JAX narrows when it traces."""
+    given = [np.linspace(0.0, 1.0, 4), np.int64(3)]
+    done = egx.execute(lambda x, n: jnp.sin(x) * n.astype(x.dtype), given, {}, repeats=1)
+    assert done.outputs.dtype == jnp.sin(given[0]).dtype
+    np.testing.assert_allclose(done.outputs, 3 * np.sin(given[0]), rtol=1e-6)
+
+
 def test_mistakes_name_what_is_wrong(unchecked, tmp_path):
     args, traced, problem = case()
     ops = len(traced.ops)

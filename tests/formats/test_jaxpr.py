@@ -270,6 +270,8 @@ def test_mistakes_name_what_is_wrong(unchecked):
         egx.trace(lambda a: jnp.ones(2), {"a": np.array(["b"])})
     with pytest.raises(GraphError, match="weights names argument 2; expected 0 to 0"):
         egx.trace(named, X, weights=2)
+    with pytest.raises(GraphError, match=r"weights names argument 1\.5; expected 0 to 0"):
+        egx.trace(named, X, weights=1.5)
     with pytest.raises(GraphError, match="argument 1, which holds no arrays"):
         egx.trace(lambda x, n: x * n, X, 2.0, weights=[1])
     with pytest.raises(GraphError, match="unroll_scans must be a whole number"):
