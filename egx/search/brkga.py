@@ -126,8 +126,10 @@ class BRKGA(AbstractSearch):
         return self.population - self.elites if self.batch is None else self.batch
 
     @property
-    def _first(self) -> int:
+    def first(self) -> int:
         """The first member of the first population that is evaluated."""
+        if self.batch_size == self.population - self.elites:
+            return self.elites
         return self.population % self.batch_size
 
     def check(self, problem: AbstractProblem) -> None:
@@ -151,7 +153,7 @@ class BRKGA(AbstractSearch):
                 f"(population - elites), got {self.batch}"
             )
         self._check_shapes(problem)
-        count, room = seed_count(problem, self.seeds), self.population - self._first
+        count, room = seed_count(problem, self.seeds), self.population - self.first
         if count > room:
             raise SearchError(
                 f"brkga: {count} seeds, but only {room} of the first population are evaluated"
@@ -190,13 +192,13 @@ class BRKGA(AbstractSearch):
         knots = quantile_knots(problem, proposal) if isinstance(proposal, Betas) else proposal
         if knots is not None:
             keys = draw(knots, keys)
-        for row, plan in enumerate(seed_plans(problem, self.seeds), self._first):
+        for row, plan in enumerate(seed_plans(problem, self.seeds), self.first):
             keys = keys.at[row].set(flatten(problem, encode(problem, plan)))
         return Population(
             keys,
             jnp.full(self.population, jnp.inf, jnp.float32),
             jnp.zeros(self.population, bool),
-            jnp.asarray(self._first, jnp.int32),
+            jnp.asarray(self.first, jnp.int32),
             flatten(problem, rho) if isinstance(rho, Mapping) else jnp.asarray(rho, jnp.float32),
             knots,
         )

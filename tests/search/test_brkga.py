@@ -147,6 +147,17 @@ def test_small_batches_evaluate_the_whole_first_population():
         assert int(state.inner.next) == waiting
 
 
+def test_elites_that_are_most_of_the_population_have_costs_of_their_own():
+    problem = toys.chain(3)
+    search = BRKGA(population=6, elites=4, mutants=1)
+    state, _ = toys.search_for(search, problem, generations=2)
+    known = np.isfinite(state.inner.cost)
+    assert known.tolist() == [True] * 4 + [False] * 2
+    plans = jax.vmap(lambda keys: decode_flat(problem, keys))(state.inner.keys[:4])
+    own = jax.vmap(problem.evaluate)(plans).cost
+    np.testing.assert_array_equal(state.inner.cost[:4], own)
+
+
 def test_counts_are_exact():
     for budget in (1, 9, 50):
         result = run(BRKGA(**SMALL), tight(), budget=budget, seeds=[0])[0]
