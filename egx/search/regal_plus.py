@@ -22,11 +22,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
-from egx.policies.loading import load_policy
+from egx.policies.loading import PRETRAINED, load_shipped
 from egx.policies.move_net import (
     INPUTS,
     MoveContext,
@@ -46,7 +45,6 @@ from egx.search.genome import Genes, Genome, decode, encode
 from egx.search.keys import decode_flat, flatten
 from egx.search.keys import encode as encode_keys
 from egx.search.moves import is_better
-from egx.search.regal import PRETRAINED
 
 # Of all problems: its name tells neither objective nor devices, as those of `regal` do.
 SHIPPED = PRETRAINED / "regal-plus.npz"
@@ -146,7 +144,7 @@ class RegalPlus(AbstractSearch):
 
     def initial(self, problem: AbstractProblem, *, key: PRNGKeyArray) -> Both:
         genetic = self.genetic.begin(problem, key=key)
-        first = self.genetic.population % self.genetic.batch_size
+        first = self.genetic.first
         known = max(seed_count(problem, self.genetic.seeds), 1)
         plans = jax.vmap(lambda keys: encode(problem, decode_flat(problem, keys)))(
             genetic.keys[first : first + known]
@@ -327,26 +325,24 @@ def _judged(
     view: PlanView,
     tried: Change,
 ) -> tuple[Float[Array, " M"], Float[Array, "M F"]]:
-    """The log odds of changes, 0 where another decision changes, and what the network saw."""
+    """The log odds of changes, and what the network saw; changes of decisions that it does not
+    know have the mean odds of the others."""
     names = list(problem.heads)
     head = genome.head[tried.entry]
     is_device = head == names.index("device")
-    seen_by_it = is_device | (head == names.index("priority"))
-    op = jnp.where(seen_by_it, genome.position[tried.entry], 0)
-    value = jnp.where(seen_by_it, tried.value, 0.0)
+    known = is_device | (head == names.index("priority"))
+    op = jnp.where(known, genome.position[tried.entry], 0)
+    value = jnp.where(known, tried.value, 0.0)
     features = move_features(context, view, op, is_device, value)
-    return jnp.where(seen_by_it, policy.odds(features), 0.0), features
+    odds = policy.odds(features)
+    # Changes that help are rare, so that log odds of 0 would beat them all.
+    count = jnp.maximum(jnp.sum(known), 1).astype(jnp.float32)
+    mean = jnp.sum(jnp.where(known, odds, 0.0)) / count
+    return jnp.where(known, odds, mean), features
 
 
 def shipped_move_policy() -> MovePolicy:
     """The network that comes with egx."""
-    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, _load())
-
-
-@functools.cache
-def _load() -> MovePolicy:
-    with jax.ensure_compile_time_eval():
-        policy = load_policy(SHIPPED)
-        assert isinstance(policy, MovePolicy)
-        # NumPy arrays belong to no trace.
-        return jax.tree.map(lambda x: np.asarray(x) if eqx.is_array(x) else x, policy)
+    policy = load_shipped(SHIPPED.stem)
+    assert isinstance(policy, MovePolicy)
+    return policy

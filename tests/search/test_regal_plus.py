@@ -19,11 +19,12 @@ from egx.policies.move_net import (
     move_features,
     plan_view,
 )
-from egx.search.changes import Neighbours
-from egx.search.regal_plus import RegalPlus
+from egx.search.changes import Change, Neighbours
+from egx.search.genome import Genome
+from egx.search.regal_plus import RegalPlus, _judged
 from egx.search.registry import make_search
 from tests.runs import chain, machine
-from tests.search.test_on_execution import diamond
+from tests.search.test_on_execution import diamond, joint
 from tests.search.tiny import options
 
 TINY = options((("device", "op", 2), ("priority", "op", 1)))["regal_plus"]
@@ -123,6 +124,24 @@ def test_the_network_chooses_the_first_change():
     assert apart.max() <= 1
     seen = first(ignores, jax.random.key(0))[1]
     assert 0 < float(seen.mean()) < 1
+
+
+def test_changes_that_the_network_does_not_know_are_neither_favoured_nor_refused():
+    """Of fusion it knows nothing, and whatever it thinks of the others counts for that too."""
+    problem = joint()
+    genome, context = Genome(problem), move_context(problem)
+    plan = problem.reference
+    view = plan_view(context, plan["device"], plan["priority"], jnp.ones(2))
+    policy = devices_only()
+    shy = eqx.tree_at(lambda p: p.final.bias, policy, jnp.asarray([-60.0]))
+    # Entries 0 to 5 are of fusion, then device, then priority.
+    entries, values = jnp.asarray([0, 6, 12, 3]), jnp.asarray([1.0, 1.0, 0.5, 2.0])
+    tried = jax.vmap(Change)(entries, values)
+    odds, _ = _judged(problem, shy, context, genome, view, tried)
+    np.testing.assert_allclose(odds, [-35.0, -10.0, -60.0, -35.0], atol=0.1)
+    of_fusion = jax.vmap(Change)(entries[::3], values[::3])
+    odds, _ = _judged(problem, shy, context, genome, view, of_fusion)
+    np.testing.assert_array_equal(odds, [0.0, 0.0])
 
 
 def test_no_result_is_worse_than_the_best_heuristic():
