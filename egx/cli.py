@@ -88,7 +88,10 @@ def parser() -> argparse.ArgumentParser:
         help="a setting of the algorithm; may be repeated",
     )
     optimize.add_argument(
-        "--policy", metavar="PATH", help="start from a policy that was trained before"
+        "--policy",
+        metavar="PATH",
+        help="start from a policy that was trained before; without --algorithm the one that it "
+        "was trained for runs",
     )
     optimize.add_argument(
         "--checkpoint",

@@ -228,13 +228,17 @@ def settle(options: Namespace) -> None:
         ProblemError: naming the option.
     """
     _refuse_others(options)
-    if options.problem == "execution":
-        if options.algorithm is None:
-            options.algorithm = lookups.default_execution_algorithm()
+    execution = options.problem == "execution"
+    if not execution:
+        # As it was before there were machines of several devices.
+        options.spread = options.devices if options.spread is None else options.spread
+    if options.algorithm is not None:
         return
-    # As it was before there were machines of several devices.
-    options.spread = options.devices if options.spread is None else options.spread
-    if options.algorithm is None:
+    if options.policy is not None:
+        options.algorithm = lookups.algorithm_of(load_policy(options.policy))
+    elif execution:
+        options.algorithm = lookups.default_execution_algorithm()
+    else:
         options.algorithm = lookups.default_algorithm()
 
 

@@ -13,6 +13,12 @@ from egx.errors import EgxError, SearchError
 from egx.formats.workload import Workload
 from egx.graph.graph import Model
 from egx.loading import is_workload, load, load_workload
+from egx.policies.base import AbstractPolicy
+from egx.policies.go_net import GoPolicy
+from egx.policies.graph_unet import GraphUNetPolicy
+from egx.policies.move_net import MovePolicy
+from egx.policies.regal_net import RegalPolicy
+from egx.policies.sequence_net import SequencePolicy
 from egx.report.check import check_plan
 from egx.report.console import console, print_table
 from egx.report.execution_check import check_execution_plan, check_finer
@@ -27,6 +33,13 @@ from egx.training.solved import EXACT
 
 PREFERRED = ("egrl_plus", "local", "annealing", "random")
 PREFERRED_EXECUTION = ("regal_plus", "brkga_seeded", "local", "annealing", "random")
+RUN_BY: dict[type[AbstractPolicy], str] = {
+    GraphUNetPolicy: "egrl",
+    RegalPolicy: "regal",
+    SequencePolicy: "gas",
+    GoPolicy: "go",
+    MovePolicy: "regal_plus",
+}
 
 
 def default_algorithm() -> str:
@@ -37,6 +50,11 @@ def default_algorithm() -> str:
 def default_execution_algorithm() -> str:
     """The one that serves best for several devices."""
     return next(name for name in PREFERRED_EXECUTION if name in searches())
+
+
+def algorithm_of(policy: AbstractPolicy) -> str:
+    """The one that runs a trained policy."""
+    return RUN_BY[type(policy)]
 
 
 def default_comparison(*, execution: bool = False) -> list[str]:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
@@ -16,6 +17,9 @@ from egx.comparison import Comparison
 from egx.formats.costgraph import save_costgraph
 from egx.formats.native import save_json
 from egx.graph.generators import regal_synthetic
+from egx.lookups import RUN_BY
+from egx.policies import POLICIES
+from egx.policies.regal_net import RegalPolicy
 from egx.report.units import format_bytes, format_seconds
 from egx.training.identity import problem_identity
 from egx.training.result import Result
@@ -193,6 +197,16 @@ def test_options_reach_the_problem(here, monkeypatch, capsys):
     problem, algorithm, given = seen.pop()
     assert problem.hardware.name == "2 x a100"
     assert (algorithm, given["options"]) == ("regal_plus", {})
+    # A policy is run by the searcher that it was trained for, whatever the default.
+    RegalPolicy((("device", "op", 2), ("priority", "op", 1)), width=4, rounds=1,
+                key=jax.random.key(0)).save(here / "trained" / "policy.npz")  # fmt: skip
+    with pytest.raises(Stop):
+        main(["optimize", "fork.json", "--problem", "execution", "--policy", "trained"])
+    _, algorithm, given = seen.pop()
+    assert algorithm == "regal"
+    assert isinstance(given["policy"], RegalPolicy)
+    assert set(RUN_BY) == set(POLICIES.values())
+    assert set(RUN_BY.values()) <= set(egx.searches())
 
 
 @pytest.mark.parametrize(
