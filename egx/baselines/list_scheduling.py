@@ -10,14 +10,27 @@ from egx.baselines.execution_case import execution_problem, to_decisions
 from egx.errors import SearchError
 from egx.problems.base import AbstractProblem, Decisions
 from egx.problems.execution_plans import blocks, list_scheduling
+from egx.problems.execution_plans.fused import with_all_fused
 from egx.problems.execution_plans.list_scheduling import ListSchedule
 from egx.problems.execution_plans.orders import memory_order
 
-__all__ = ["ListSchedule", "heft", "heft_fused", "heft_schedule", "memory_greedy", "memory_spread"]
+__all__ = [
+    "ListSchedule",
+    "heft",
+    "heft_fused",
+    "heft_readers",
+    "heft_schedule",
+    "memory_greedy",
+    "memory_spread",
+]
 
 
 def heft_schedule(
-    problem: AbstractProblem, *, insertion: bool = False, mind_memory: bool = True
+    problem: AbstractProblem,
+    *,
+    insertion: bool = False,
+    mind_memory: bool = True,
+    mind_readers: bool = False,
 ) -> ListSchedule:
     """The schedule that HEFT has in mind (see `egx.problems.execution_plans.list_scheduling`);
     ops may go to any device and in any order, whatever the problem decides.
@@ -26,6 +39,8 @@ def heft_schedule(
         insertion: ops may go into gaps before ops that were placed earlier.
         mind_memory: pass over a device whose capacity the op would overfill, where there is
             another; not with `insertion`.
+        mind_readers: count what it takes to bring together what an op makes and what its readers
+            already have on other devices.
 
     Raises:
         SearchError: for another problem than `Execution`.
@@ -37,16 +52,23 @@ def heft_schedule(
         blocking=checked.transfers == "blocking",
         insertion=insertion,
         mind_memory=mind_memory,
+        mind_readers=mind_readers,
     )
 
 
 def heft(
-    problem: AbstractProblem, *, insertion: bool = False, mind_memory: bool = True
+    problem: AbstractProblem,
+    *,
+    insertion: bool = False,
+    mind_memory: bool = True,
+    mind_readers: bool = False,
 ) -> Decisions:
     """Each op, by falling length of its longest path to the end, on the device where it ends
     first. Arguments and errors as in `heft_schedule`."""
     checked = execution_problem(problem, "heft")
-    schedule = heft_schedule(checked, insertion=insertion, mind_memory=mind_memory)
+    schedule = heft_schedule(
+        checked, insertion=insertion, mind_memory=mind_memory, mind_readers=mind_readers
+    )
     return to_decisions(checked, checked.host_case(), schedule.plan)
 
 
@@ -62,6 +84,32 @@ def heft_fused(problem: AbstractProblem) -> Decisions:
             f"heft_fused has nothing to fuse: the problem decides {', '.join(checked.decide)}"
         )
     return checked.heuristics()["heft_fused"]
+
+
+def heft_readers(problem: AbstractProblem) -> Decisions:
+    """HEFT that minds readers (see `heft_schedule`), with everything fused that may be where
+    fusion is decided, a cluster an op.
+
+    Raises:
+        SearchError: for another problem than `Execution`.
+    """
+    checked = execution_problem(problem, "heft_readers")
+    if "fusion" not in checked.decide:
+        return heft(checked, mind_readers=True)
+    case = checked.host_case()
+    plan = with_all_fused(
+        case,
+        checked.fusion_levels,
+        lambda cut: (
+            list_scheduling.heft(
+                cut,
+                queued="transfer_priority" in checked.decide,
+                blocking=checked.transfers == "blocking",
+                mind_readers=True,
+            ).plan
+        ),
+    )
+    return to_decisions(checked, case, plan)
 
 
 def memory_greedy(problem: AbstractProblem) -> Decisions:

@@ -14,7 +14,7 @@ import numpy as np
 from egx.baselines.execution_case import execution_problem, to_decisions
 from egx.errors import MissingExtraError, SearchError
 from egx.problems.base import AbstractProblem, Decisions
-from egx.problems.execution_plans.fused import full_clusters, fuse
+from egx.problems.execution_plans.fused import with_all_fused
 from egx.problems.execution_plans.orders import (
     depth_first_order,
     first_come_order,
@@ -67,12 +67,13 @@ def partition(
         decided = ", ".join(checked.decide)
         raise SearchError(f"partition has nothing to fuse: the problem decides {decided}")
     case = checked.host_case()
-    whole = fuse(case, full_clusters(case)) if fused else None
-    cut = case if whole is None else whole.case
-    device = metis_parts(cut, by_bytes=checked.objective == "peak_memory", seed=seed)
-    plan = Plan(device, ORDERS[order](cut, device))
-    if whole is not None:
-        plan = whole.expand(plan, np.full(case.num_ops, checked.fusion_levels - 1, np.int64))
+    by_bytes = checked.objective == "peak_memory"
+
+    def make(cut: HostCase) -> Plan:
+        device = metis_parts(cut, by_bytes=by_bytes, seed=seed)
+        return Plan(device, ORDERS[order](cut, device))
+
+    plan = with_all_fused(case, checked.fusion_levels, make) if fused else make(case)
     return to_decisions(checked, case, plan)
 
 

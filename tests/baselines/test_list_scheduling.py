@@ -132,6 +132,33 @@ def test_insertion_fills_a_gap():
     assert replay(case, filled.plan) == 10.0
 
 
+def test_minding_readers_keeps_a_weight_beside_its_gradient():
+    """A weight of 100 bytes is there sooner on the idle device, at 1 s instead of 16, and then
+    needs 100 s to where its gradient is."""
+    ops = [
+        {"inputs": [], "sizes": [100], "flops": 1.0, "weight": 0},
+        {"inputs": [], "sizes": [1], "flops": 10.0, "weight": 0},
+        {"inputs": [1], "sizes": [100], "flops": 5.0, "weight": 0},
+        {"inputs": [0, 2], "sizes": [1], "flops": 1.0, "weight": 0},
+    ]
+    case = host(ops, 2, link=1.0)
+    plain, minding = (heft(case, mind_readers=flag) for flag in (False, True))
+    assert plain.plan.device.tolist() == [1, 0, 0, 0]
+    assert (plain.makespan_s, minding.makespan_s) == (102.0, 17.0)
+    assert minding.plan.device.tolist() == [0, 0, 0, 0]
+    assert replay(case, minding.plan) == 17.0
+    # A reader that needs the smaller of two tensors sent, and what it costs: 1 byte is worth it.
+    small = host([{**ops[0], "sizes": [1]}, *ops[1:]], 2, link=1.0)
+    assert heft(small, mind_readers=True).plan.device.tolist() == [1, 0, 0, 0]
+    # It reckons as HEFT does: right where the order of transfers is the plan's.
+    links = 1.0 - np.eye(3)
+    for seed in range(4):
+        many = dataclasses.replace(wide(seed, 40, 3), link_s_per_byte=links / 20)
+        schedule = heft(many, queued=True, mind_readers=True)
+        assert schedule.makespan_s == pytest.approx(replay(many, schedule.plan))
+        assert schedule.plan.device.tolist() != heft(many, queued=True).plan.device.tolist()
+
+
 def test_insertion_replays_no_later_where_transfers_are_free():
     for seed in range(8):
         case = wide(seed, 40, 3)
@@ -270,6 +297,11 @@ def test_large_graphs_take_seconds():
 
 
 def test_other_problems_are_refused():
-    for make in (list_scheduling.heft, list_scheduling.memory_spread, expert.round_robin):
+    for make in (
+        list_scheduling.heft,
+        list_scheduling.heft_readers,
+        list_scheduling.memory_spread,
+        expert.round_robin,
+    ):
         with pytest.raises(SearchError, match="plans Execution only, got Toy"):
             make(runs.small_problem())

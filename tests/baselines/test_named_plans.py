@@ -205,6 +205,10 @@ def test_named_plans_of_the_joint_problem(order):
     ):
         for head, value in make(problem).items():
             np.testing.assert_array_equal(value, plans[name][head])
+    # A chain: there is nothing that a reader has elsewhere.
+    minding = list_scheduling.heft_readers(problem)
+    for head, value in plans["heft_fused"].items():
+        np.testing.assert_array_equal(minding[head], value)
 
 
 def test_layers_survive_padding_and_traces():
@@ -242,6 +246,7 @@ def test_without_fusion_the_names_stay_and_plans_do_not_fuse():
     assert expert.human(problem)["device"][:8].tolist() == IN_TURN
     assert expert.human_blocks(problem)["device"][:8].tolist() == [0] * 4 + [1] * 4
     assert expert.tensorflow(problem)["device"].tolist() == [0] * 12
+    assert list(list_scheduling.heft_readers(problem)) == ["device"]
     # Names that merely look so are not taken for layers.
     plain = Execution(layered(names, separator=None, pad_to=PAD), machine)
     assert plain.layer.tolist() == [-1] * 12

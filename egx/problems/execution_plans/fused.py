@@ -6,6 +6,7 @@ Shapes: N real ops, C clusters, T real tensors, D devices.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -38,6 +39,13 @@ class FusedCase:
                 else:
                     queue.append((int(self.tensors[what]), target))
         return Plan(device, order, queue, fusion)
+
+
+def with_all_fused(case: HostCase, levels: int, make: Callable[[HostCase], Plan]) -> Plan:
+    """The plan that `make` has for the case with everything fused that may be, as a plan for its
+    ops; with fewer than two `levels` of the fusion decision nothing may."""
+    whole = fuse(case, full_clusters(case) if levels > 1 else np.arange(case.num_ops))
+    return whole.expand(make(whole.case), np.full(case.num_ops, levels - 1, np.int64))
 
 
 def full_clusters(case: HostCase) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array
 
 from egx.problems.execution_plans import blocks
-from egx.problems.execution_plans.fused import full_clusters, fuse
+from egx.problems.execution_plans.fused import with_all_fused
 from egx.problems.execution_plans.list_scheduling import heft, spread_by_memory
 from egx.problems.execution_plans.orders import first_come_order, memory_order
 from egx.problems.execution_plans.plan import Plan, decisions_of
@@ -87,10 +87,7 @@ def _fused(maker: _Maker) -> _Maker:
     """The plan that a maker has for the graph with everything fused."""
 
     def make(case: HostCase, options: Mapping[str, Any]) -> Plan:
-        fusion = np.full(case.num_ops, options["fusion_levels"] - 1, np.int64)
-        every = np.arange(case.num_ops)
-        fused = fuse(case, full_clusters(case) if options["fusion_levels"] > 1 else every)
-        return fused.expand(maker(fused.case, options), fusion)
+        return with_all_fused(case, options["fusion_levels"], lambda cut: maker(cut, options))
 
     return make
 

@@ -10,6 +10,10 @@ all that its link has to send by then. The static order sends it with its produc
 and where transfer priorities are decided, since a plan can then say when each transfer is taken.
 Elsewhere `makespan_s` is an estimate: a later tensor may get in front on a link.
 
+HEFT looks at no op that comes later. Of a training step it may leave a weight on one device and
+its gradient on the other, since each ended a little earlier there, and the update then waits for
+megabytes: slower than one device where links are slow. `mind_readers` looks one op ahead.
+
 Shapes: N real ops, D devices.
 """
 
@@ -105,6 +109,7 @@ def heft(
     blocking: bool = False,
     insertion: bool = False,
     mind_memory: bool = True,
+    mind_readers: bool = False,
 ) -> ListSchedule:
     """Each op on the device where it ends first.
 
@@ -117,6 +122,9 @@ def heft(
             then that of the starts, and memory is not minded.
         mind_memory: a device whose capacity the op would overfill is passed over, where another
             is not; else the least overfull is taken.
+        mind_readers: where it ends first and what it makes reaches its readers, as far as these
+            are known: for each tensor, the slowest transfer that a reader needs whose largest
+            input so far is on another device (the smaller of the two is sent).
     """
     n, count = case.num_ops, case.num_devices
     order = critical_path_order(case) if order is None else order
@@ -130,6 +138,7 @@ def heft(
     device, start, finish = [0] * n, [0.0] * n, [0.0] * n
     queue: list[tuple[int, int]] = []
     busy: list[list[tuple[float, float]]] = [[] for _ in range(count)]
+    largest = [(0.0, -1)] * n  # of each op's inputs that have a device: (bytes, device)
     memory = None
     if mind_memory and not insertion and _may_overflow(case):
         memory = _Memory(case, queued=queued)
@@ -159,13 +168,28 @@ def heft(
             ready = max(ready, since)
         return ready, sent, clocks
 
+    def apart_s(op: int, on: int) -> float:
+        """What it costs the readers of an op that it is on one device, and what else they read
+        on another."""
+        total = 0.0
+        for tensor in case.outputs[op]:
+            slowest = 0.0
+            for reader in case.consumers[tensor]:
+                size, where = largest[reader]
+                if where >= 0 and where != on:
+                    smaller = min(size, bytes_of[tensor])
+                    slowest = max(slowest, latency[on][where] + smaller * per_byte[on][where])
+            total += slowest
+        return total
+
     for place, op in enumerate(order.tolist()):
         options = []
         for on in among:
             ready, sent, clocks = arrivals(op, on)
             took = seconds[op][on]
             begin = _gap(busy[on], ready, took) if insertion else max(clocks[on], ready)
-            options.append((begin + took, on, begin, sent, clocks))
+            known = begin + took + (apart_s(op, on) if mind_readers else 0.0)
+            options.append((known, on, begin, sent, clocks))
         options.sort(key=lambda option: option[:2])
         choice = options[0]
         if memory is not None:
@@ -177,13 +201,18 @@ def heft(
                     break
             choice = options[int(np.argmin(np.maximum(over, 0)))]
             memory.put(op, choice[1], place, device)
-        end, on, begin, sent, clocks = choice
+        _, on, begin, sent, clocks = choice
+        end = begin + seconds[op][on]
         clock = clocks
         for tensor, source, since in sent:
             arrived[tensor, on] = since
             link[source, on] = max(link.get((source, on), 0.0), since)
             queue.append((tensor, on))
         queue.append((op, -1))
+        if mind_readers:
+            for tensor in case.outputs[op]:
+                for reader in case.consumers[tensor]:
+                    largest[reader] = max(largest[reader], (bytes_of[tensor], on))
         device[op], start[op], finish[op] = on, begin, end
         clock[on] = max(clock[on], end)
         if insertion:
