@@ -121,6 +121,9 @@ class Compared:
             "graph": case.name, "family": case.source.family, "ops": ops, "uses": uses,
             "method": method, "budget": budget, **more,
         }  # fmt: skip
+        self._write(row)
+
+    def _write(self, row: Row) -> None:
         self.rows.append(row)
         self.done.add(self._key(row))
         with open(self.path, "a") as file:
@@ -170,11 +173,7 @@ class Compared:
         return {row["graph"] for row in self.rows if row["method"] == "left out"}
 
     def _skip(self, graph: str) -> None:
-        row = {"graph": graph, "method": "left out", "budget": 0}
-        self.rows.append(row)
-        self.done.add(self._key(row))
-        with open(self.path, "a") as file:
-            file.write(json.dumps(row) + "\n")
+        self._write({"graph": graph, "method": "left out", "budget": 0})
 
     def _complete(self, graph: str, methods: list[str], solves: bool) -> bool:
         if graph in self._left_out():
@@ -192,7 +191,7 @@ class Compared:
     def run_case(self, case: Case, methods: list[str], solves: bool) -> None:
         """All that is missing on one graph."""
         began = time.perf_counter()
-        plans = {name: case.problem.heuristics()[name] for name in case.problem.heuristics()}
+        plans = dict(case.problem.heuristics())
         took = time.perf_counter() - began
         if self._missing(case.name, "bound", 0):
             self._heuristics(case, plans, took)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +185,14 @@ def _second_hardware(setting: Setting, source: Source, config: dict[str, Any]) -
     return _links(hardware, rule["share_of_bandwidth"], rule["link_latency_s"])
 
 
-def _limited(hardware: Hardware, limit_bytes: float) -> Hardware:
+def memory_limit(peaks: Mapping[str, float]) -> float:
+    """What capped devices hold: the geometric mean of what the reference needs and of the least
+    that any heuristic needs; `peaks` are bytes by name of the heuristic."""
+    return float(np.sqrt(peaks["reference"] * min(peaks.values())))
+
+
+def limited(hardware: Hardware, limit_bytes: float) -> Hardware:
+    """The machine with that capacity on every device."""
     limits = jnp.full_like(hardware.level_bytes, limit_bytes)
     return eqx.tree_at(lambda h: h.level_bytes, hardware, limits)
 
@@ -216,8 +223,8 @@ def make_case(setting: Setting, source: Source, number: int, config: dict[str, A
         peaks = heuristic_costs(free)
         if min(peaks.values()) >= peaks["reference"]:
             return None
-        limit = float(np.sqrt(peaks["reference"] * min(peaks.values())))
-        hardware, second = _limited(hardware, limit), _limited(second, limit)
+        limit = memory_limit(peaks)
+        hardware, second = limited(hardware, limit), limited(second, limit)
     rng = np.random.default_rng((number, 7))
     noise = config["second"]["noise"]
     noisy = perturb(rng, source.model, noise)

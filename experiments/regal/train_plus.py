@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array
-from settings import heuristic_costs
+from settings import heuristic_costs, limited, memory_limit
 
 import egx
 from egx.files import write_whole
@@ -63,12 +63,9 @@ class Setting:
 
 
 def capped_hardware(graph: Any, hardware: Any) -> Any:
-    """Devices that hold the geometric mean of what the reference needs and of the least that any
-    heuristic needs."""
-    peaks = heuristic_costs(egx.Execution(graph, hardware, objective="peak_memory"))
-    limit = float(np.sqrt(peaks["reference"] * min(peaks.values())))
-    limits = jnp.full_like(hardware.level_bytes, limit)
-    return eqx.tree_at(lambda h: h.level_bytes, hardware, limits)
+    """Devices that hold less than the reference needs."""
+    free = egx.Execution(graph, hardware, objective="peak_memory")
+    return limited(hardware, memory_limit(heuristic_costs(free)))
 
 
 def settings(config: dict[str, Any], part: str) -> Iterator[Setting]:
