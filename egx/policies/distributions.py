@@ -26,7 +26,7 @@ def greedy(logits: Mapping[str, Array]) -> Levels:
 
 
 def sample(logits: Mapping[str, Array], *, key: PRNGKeyArray) -> Levels:
-    """One choice an entry, drawn from the softmax; heads draw in the order of `logits`."""
+    """One choice an entry, drawn from the softmax; heads draw in alphabetical order."""
     return {
         name: jax.random.categorical(jax.random.fold_in(key, index), value, axis=-1).astype(
             jnp.int32

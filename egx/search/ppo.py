@@ -90,11 +90,11 @@ def new_learner(policy: GoPolicy) -> Learner:
 def plan_rewards(
     ppo: PPO, cost: Float[Array, "*B"], feasible: Bool[Array, "*B"], reference: Float[Array, "*B"]
 ) -> Float[Array, "*B"]:
-    """-sqrt(cost / reference), or what an invalid plan gets; 0 for both at no cost."""
+    """-sqrt(cost / reference), never less than what an invalid plan gets; 0 for both at no cost."""
     ratio = cost / jnp.where(reference > 0, reference, 1.0)
     # A reference that costs nothing leaves only costs of 0 without regret.
     reward = -jnp.sqrt(jnp.maximum(ratio, 0.0))
-    return jnp.where(feasible, reward, ppo.invalid)
+    return jnp.where(feasible, jnp.maximum(reward, ppo.invalid), ppo.invalid)
 
 
 def advantages(

@@ -21,6 +21,9 @@ def test_rewards_are_roots_of_relative_times():
     np.testing.assert_allclose(found, [-1.0, -0.5, -10.0, -0.25])
     free = plan_rewards(PPO(), jnp.zeros(2), jnp.ones(2, bool), jnp.zeros(2))
     np.testing.assert_allclose(free, [0.0, 0.0])
+    # However slow it is, a plan that runs is no worse than one that does not.
+    slow = plan_rewards(PPO(), jnp.asarray([400.0, 1.0]), jnp.asarray([True, False]), jnp.ones(2))
+    np.testing.assert_allclose(slow, [-10.0, -10.0])
 
 
 def test_advantages_against_the_running_mean():
