@@ -3,7 +3,8 @@
 Zhou et al., "Transferable Graph Optimizers for ML Compilers", NeurIPS 2020, arXiv 2010.12438: ops
 are embedded by GraphSAGE, go through segment-recurrent attention in topological order, and then
 through one more such layer once for each task, which starts from what it left of the task before;
-every dense layer is gated by the graph; the whole is done again with the decisions as inputs.
+what these layers and the tasks' heads read is gated by the graph; the whole is done again with the
+decisions as inputs.
 
 An op's logits are its products with an embedding of each choice, made from what the choice is (a
 device's speeds, a level's place among the levels), and not rows of a matrix: so one network serves

@@ -2,9 +2,9 @@
 
 Dai et al., "Transformer-XL: Attentive Language Models beyond a Fixed-Length Context", ACL 2019,
 arXiv 1901.02860, without positions, as GO uses it (arXiv 2010.12438): an op attends to its own
-segment and to the one before, whose keys and values are kept and pass no gradient. The input of
-every dense layer is gated by the graph ("parameter superposition": Cheung et al., NeurIPS 2019,
-arXiv 1902.05522).
+segment and to the one before, whose keys and values are kept and pass no gradient. What the
+attention and the dense layers after it read is gated by the graph ("parameter superposition":
+Cheung et al., NeurIPS 2019, arXiv 1902.05522).
 
 Shapes: S ops of a segment, H width, A attention heads, D width of a head, W = 4 H gates.
 """

@@ -2,7 +2,8 @@
 
 Schulman et al., "Proximal Policy Optimization Algorithms", arXiv 1707.06347, with the rewards of
 GO (Zhou et al., NeurIPS 2020, arXiv 2010.12438): -sqrt(time / reference time), -10 for a plan that
-is not valid, compared with the running mean of the graph's own rewards.
+is not valid. GO compares them with the running mean of the graph's own rewards; by default a plan's
+rank among those of its batch counts instead.
 
 The ratio of probabilities is clipped op by op: over hundreds of ops the ratio of whole plans would
 leave the clip's range at the first step.
