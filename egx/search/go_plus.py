@@ -73,9 +73,11 @@ class GoPlus(AbstractSearch):
         return self.go if self.policy is None else dataclasses.replace(self.go, policy=self.policy)
 
     def check(self, problem: AbstractProblem) -> None:
-        if not 0 <= self.guided <= self.batch_size:
+        whole = isinstance(self.guided, int) and not isinstance(self.guided, bool)
+        if not whole or not 0 <= self.guided <= self.batch_size:
             raise SearchError(
-                f"go_plus: guided must be 0 to {self.batch_size} (search.batch), got {self.guided}"
+                f"go_plus: guided must be 0 to {self.batch_size} (search.batch), "
+                f"got {self.guided!r}"
             )
         if self.search.plans is not None or not self.search.heuristic_seeds:
             raise SearchError("go_plus starts from the problem's plans; leave search's alone")
@@ -91,7 +93,8 @@ class GoPlus(AbstractSearch):
         islands_key, policy_key = jax.random.split(key)
         policy = self._go.start_policy(problem, key=policy_key)
         context = policy.context(problem)
-        likeliest = _decisions(problem, policy.logits(context), greedy(policy.logits(context)))
+        logits = policy.logits(context)
+        likeliest = _decisions(problem, logits, greedy(logits))
         engine = dataclasses.replace(
             self._engine(problem), plans=jax.tree.map(lambda x: x[None], likeliest)
         )
@@ -112,10 +115,10 @@ class GoPlus(AbstractSearch):
         start = jax.vmap(lambda genes: decode(problem, genes))(starts)
         guided = self._guided(problem, inner, islands, key=guided_key)
         is_start = first & (slot < known)
-        is_guided = ~first & (slot >= self.batch_size - self.guided)
+        others = self.batch_size - self.guided
 
         def pick(child: Array, start: Array, guided: Array) -> Array:
-            chosen = jnp.where(is_guided[:, None], guided, child)
+            chosen = jnp.where(first, child, jnp.concatenate([child[:others], guided]))
             return jnp.where(is_start[:, None], start, chosen)
 
         candidates = jax.tree.map(pick, children, start, guided)
@@ -126,8 +129,8 @@ class GoPlus(AbstractSearch):
     def _guided(
         self, problem: AbstractProblem, inner: GoPlusState, islands: Islands, *, key: PRNGKeyArray
     ) -> Decisions:
-        """[B, ...]; a good plan of the child's island, of which a random share of the entries
-        takes what the network draws."""
+        """[Q, ...], for the last children; a good plan of the child's island, of which a random
+        share of the entries takes what the network draws."""
         logits = inner.learner.policy.logits(inner.context)
 
         def child(island: Array, key: PRNGKeyArray) -> Decisions:
@@ -147,8 +150,9 @@ class GoPlus(AbstractSearch):
             decisions = decode(problem, jnp.where(flip, drawn, elite))
             return problem.repair(decisions) if self.search.repair else decisions
 
-        keys = jax.vmap(lambda b: jax.random.fold_in(key, b))(jnp.arange(self.batch_size))
-        return jax.vmap(child)(islands.child_island, keys)
+        slots = jnp.arange(self.batch_size - self.guided, self.batch_size)
+        keys = jax.vmap(lambda b: jax.random.fold_in(key, b))(slots)
+        return jax.vmap(child)(islands.child_island[slots], keys)
 
     def update(
         self,

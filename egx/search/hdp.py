@@ -87,11 +87,11 @@ class HDP(AbstractSearch):
     decides: Names | None = eqx.field(static=True, converter=_names, default=None)
 
     def __check_init__(self) -> None:
-        for name in ("groups", "width", "groupings", "placements"):
-            if getattr(self, name) < 1:
-                raise SearchError(f"{name} must be 1 or more, got {getattr(self, name)!r}")
-        if self.levels < 2:
-            raise SearchError(f"levels must be 2 or more, got {self.levels!r}")
+        least = {"groups": 1, "width": 1, "groupings": 1, "placements": 1, "levels": 2}
+        for name, low in least.items():
+            number = getattr(self, name)
+            if not isinstance(number, int) or isinstance(number, bool) or number < low:
+                raise SearchError(f"{name} must be {low} or more, a whole number, got {number!r}")
 
     @property
     def batch_size(self) -> int:

@@ -25,7 +25,7 @@ from egx.policies.base import AbstractPolicy, head_choices
 from egx.policies.distributions import Levels, Logits, greedy, sample, to_decisions, to_levels
 from egx.policies.go_inputs import GoContext
 from egx.policies.go_net import TASKS, GoPolicy, tasks_of
-from egx.problems.base import AbstractProblem, Decisions
+from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
 from egx.problems.padded import pad_problem, stack_problems
 from egx.search.base import Metrics
 from egx.search.ppo import (
@@ -38,19 +38,19 @@ from egx.search.ppo import (
     new_baseline,
     new_learner,
 )
+from egx.training.bandit import relative
 from egx.training.generation import concrete
-from egx.training.identity import package_version, plain
 from egx.training.loop import whole_number
-from egx.training.progress import ProgressCallback, listener
+from egx.training.progress import ProgressCallback
 from egx.training.sessions import (
     AbstractTraining,
     Trained,
-    TrainingCheckpoints,
     TrainingRun,
     chosen_problems,
     common_sizes,
     held_out,
-    problems_digest,
+    make_part,
+    run_training,
     split_options,
 )
 
@@ -135,22 +135,18 @@ def train_go(
     start = _start(policy, chosen[0], network, key)
     for problem in (*chosen, *judged):
         start.check(problem)
-    identity = {
-        "egx": package_version(),
-        "policy": plain(start),
-        "ppo": plain(ppo),
-        "batch": plain(batch),
-        "validation": plain(judge),
-        "seed": seed,
-        "problems": problems_digest(chosen),
-        "validation problems": problems_digest(judged),
-    }
-    checkpoints = TrainingCheckpoints(
-        checkpoint_dir, identity, resume=resume, every_s=checkpoint_every_s
+    return run_training(
+        _Training(concrete(ppo), batch, judge, chosen, judged, steps, key),
+        start,
+        {"ppo": ppo, "batch": batch, "validation": judge},
+        chosen,
+        judged,
+        seed=seed,
+        progress=progress,
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_every_s=checkpoint_every_s,
+        resume=resume,
     )
-    with checkpoints, listener(progress) as show:
-        training = _Training(concrete(ppo), batch, judge, chosen, judged, steps, key)
-        return training.run(concrete(start), checkpoints, show)
 
 
 def _settings(
@@ -167,7 +163,10 @@ def _settings(
     ):
         whole_number(name, number, 1, 2**30)
     whole_number("imitation_steps", batch.imitation_steps, 0, 2**30)
-    return PPO(**parts["ppo"]), batch, judge, parts["network"]
+    worst = judge.worst_ratio
+    if isinstance(worst, bool) or not isinstance(worst, int | float) or not worst > 0:
+        raise SearchError(f"validation.worst_ratio must be a number above 0, got {worst!r}")
+    return make_part(PPO, parts["ppo"]), batch, judge, parts["network"]
 
 
 def _start(
@@ -281,9 +280,8 @@ class _Training(AbstractTraining[GoPolicy]):
     def score(self, policy: GoPolicy, facts: _Facts) -> float:
         assert self.contexts is not None
         cost, feasible = zero_shot(policy, self.judged, self.contexts[1])
-        yardstick = np.asarray(facts.best_heuristic, np.float64)
-        ratio = np.asarray(cost, np.float64) / np.where(yardstick > 0, yardstick, 1.0)
-        ratio = np.where(np.asarray(feasible), ratio, self.judge.worst_ratio)
+        ratio = np.asarray(relative(cost[:, None], facts.best_heuristic[:, None]), np.float64)
+        ratio = np.where(np.asarray(feasible), ratio[:, 0], self.judge.worst_ratio)
         ratio = np.clip(ratio, 1e-9, self.judge.worst_ratio)
         return float(np.exp(np.mean(np.log(ratio))))
 
@@ -352,8 +350,7 @@ def go_step(
     advantage, reward, after = jax.vmap(
         lambda cost, feasible, reference, one: advantages(ppo, cost, feasible, reference, one)
     )(cost, feasible, taken[2], before)
-    # A batch longer than the corpus has problems twice; the last of them is kept.
-    baseline = jax.tree.map(lambda all, new: all.at[index].set(new), learner.baseline, after)
+    baseline = jax.tree.map(lambda old, new: _last_of(old, new, index), learner.baseline, after)
     learned, metrics = learn(ppo, learner.learner, taken[1], logits, levels, advantage)
     ratio = jnp.min(jnp.where(feasible, cost, jnp.inf), 1) / taken[2]
     metrics = {
@@ -365,6 +362,16 @@ def go_step(
     return _Learner(learned, baseline), metrics
 
 
+def _last_of(
+    old: Float[Array, " G"], new: Float[Array, " B"], index: Int[Array, " B"]
+) -> Float[Array, " G"]:
+    """`old` with `new` at `index`. Where two passes over the problems meet, a batch may have one
+    twice: its last entry is kept, on every machine (an assignment would leave that open)."""
+    place = jnp.full(old.shape, -1, jnp.int32)
+    place = place.at[index].max(jnp.arange(index.shape[0], dtype=jnp.int32))
+    return jnp.where(place >= 0, new[place], old)
+
+
 def _decisions(problem: AbstractProblem, logits: Logits, levels: Levels) -> Decisions:
     return to_decisions(
         problem.heads, levels, {name: value.shape[-1] for name, value in logits.items()}
@@ -374,10 +381,17 @@ def _decisions(problem: AbstractProblem, logits: Logits, levels: Levels) -> Deci
 def _best_heuristic(problem: AbstractProblem) -> tuple[float, Decisions]:
     """The known plan of least cost, feasible ones first, and its cost."""
     known = []
+    # Each plan is made when it is looked at: once.
     for name, plan in problem.heuristics().items():
-        outcome = problem.evaluate(plan)
-        known.append((not bool(outcome.feasible), float(outcome.cost), name))
+        outcome = _evaluate(problem, dict(plan))
+        known.append((not bool(outcome.feasible), float(outcome.cost), name, plan))
     if not known:
         raise ProblemError("training needs problems with a known plan")
-    _, cost, name = min(known)
-    return cost, dict(problem.heuristics()[name])
+    _, cost, _, plan = min(known, key=lambda entry: entry[:3])
+    return cost, dict(plan)
+
+
+@eqx.filter_jit
+def _evaluate(problem: AbstractProblem, plan: Decisions) -> AbstractOutcome:
+    """All problems are of one size: one program for all plans."""
+    return problem.evaluate(plan)

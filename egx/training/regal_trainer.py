@@ -35,18 +35,17 @@ from egx.training.bandit import (
     run_keys,
 )
 from egx.training.generation import concrete
-from egx.training.identity import package_version, plain
 from egx.training.loop import whole_number
-from egx.training.progress import ProgressCallback, listener
+from egx.training.progress import ProgressCallback
 from egx.training.sessions import (
     AbstractTraining,
     Trained,
-    TrainingCheckpoints,
     TrainingRun,
     chosen_problems,
     common_sizes,
     held_out,
-    problems_digest,
+    make_part,
+    run_training,
     split_options,
 )
 
@@ -127,21 +126,18 @@ def train_proposals(
     start = _start(policy, kind, problem_genes(chosen[0]), network, key)
     start.check(chosen[0])
     start.check(judged[0])
-    identity = {
-        "egx": package_version(),
-        "policy": plain(start),
-        "bandit": plain(bandit),
-        "validation": plain(judge),
-        "seed": seed,
-        "problems": problems_digest(chosen),
-        "validation problems": problems_digest(judged),
-    }
-    checkpoints = TrainingCheckpoints(
-        checkpoint_dir, identity, resume=resume, every_s=checkpoint_every_s
+    return run_training(
+        _Training(kind, concrete(bandit), judge, chosen, judged, steps, key),
+        start,
+        {"bandit": bandit, "validation": judge},
+        chosen,
+        judged,
+        seed=seed,
+        progress=progress,
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_every_s=checkpoint_every_s,
+        resume=resume,
     )
-    with checkpoints, listener(progress) as show:
-        training = _Training(kind, concrete(bandit), judge, chosen, judged, steps, key)
-        return training.run(concrete(start), checkpoints, show)
 
 
 def _settings(options: Mapping[str, Any]) -> tuple[Bandit, Validation, dict[str, Any]]:
@@ -153,7 +149,7 @@ def _settings(options: Mapping[str, Any]) -> tuple[Bandit, Validation, dict[str,
     judge = Validation(**parts["validation"])
     for name in ("every", "budget", "seeds"):
         whole_number(f"validation.{name}", getattr(judge, name), 1, 2**30)
-    return Bandit(brkga=brkga, **parts[""]), judge, parts["network"]
+    return make_part(Bandit, {"brkga": brkga, **parts[""]}), judge, parts["network"]
 
 
 def _start(

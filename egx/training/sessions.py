@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import equinox as eqx
@@ -26,12 +26,14 @@ from egx.graph.padding import bucket_sizes
 from egx.policies.base import AbstractPolicy
 from egx.problems.base import AbstractProblem
 from egx.training.checkpoint import Folder, from_arrays, to_arrays
-from egx.training.identity import Plain, differences, problem_identity
-from egx.training.progress import Progress, ProgressCallback, StopFlag
+from egx.training.generation import concrete
+from egx.training.identity import Plain, differences, package_version, plain, problem_identity
+from egx.training.progress import Progress, ProgressCallback, StopFlag, listener
 
 FORMAT = 1
 
 _Policy = TypeVar("_Policy", bound=AbstractPolicy)
+_Part = TypeVar("_Part")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +94,10 @@ class AbstractTraining(abc.ABC, Generic[_Policy]):
         self, policy: _Policy, checkpoints: TrainingCheckpoints, show: ProgressCallback
     ) -> Trained[_Policy]:
         """All steps, or those that a checkpoint leaves; Ctrl-C ends it after the step at hand."""
-        done, run, history = checkpoints.restore(self.template(policy))
+        template = self.template(policy)
+        done, run, history = checkpoints.restore(template)
         if run is None:
-            run = eqx.tree_at(lambda r: r.facts, self.template(policy), self.facts())
+            run = eqx.tree_at(lambda r: r.facts, template, self.facts())
             run = _replaced(run, policy, self.score(policy, run.facts))
             history = [{"step": 0.0, "score": float(run.score)}]
         first = done
@@ -135,6 +138,36 @@ class AbstractTraining(abc.ABC, Generic[_Policy]):
 
 def _replaced(run: TrainingRun, best: AbstractPolicy, score: float) -> TrainingRun:
     return eqx.tree_at(lambda r: (r.best, r.score), run, (best, jnp.asarray(score, jnp.float32)))
+
+
+def run_training(
+    training: AbstractTraining[_Policy],
+    start: _Policy,
+    settings: Mapping[str, Any],
+    problems: Sequence[AbstractProblem],
+    judged: Sequence[AbstractProblem],
+    *,
+    seed: int,
+    progress: bool | ProgressCallback,
+    checkpoint_dir: str | os.PathLike[str] | None,
+    checkpoint_every_s: float,
+    resume: bool,
+) -> Trained[_Policy]:
+    """A training from `start`, or from its checkpoint; one with other `settings`, by name, or of
+    other problems is refused."""
+    identity = {
+        "egx": package_version(),
+        "policy": plain(start),
+        **{name: plain(setting) for name, setting in settings.items()},
+        "seed": seed,
+        "problems": problems_digest(problems),
+        "validation problems": problems_digest(judged),
+    }
+    checkpoints = TrainingCheckpoints(
+        checkpoint_dir, identity, resume=resume, every_s=checkpoint_every_s
+    )
+    with checkpoints, listener(progress) as show:
+        return training.run(concrete(start), checkpoints, show)
 
 
 class TrainingCheckpoints:
@@ -224,6 +257,20 @@ def split_options(
             )
         split[part][field] = value
     return split
+
+
+def make_part(kind: Callable[..., _Part], options: Mapping[str, Any]) -> _Part:
+    """`kind(**options)`.
+
+    Raises:
+        SearchError: naming options that it cannot be made with.
+    """
+    try:
+        return kind(**options)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, SearchError):
+            raise
+        raise SearchError(f"training cannot be made with {dict(options)}: {error}") from error
 
 
 def held_out(

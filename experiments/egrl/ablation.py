@@ -69,8 +69,10 @@ def markdown(table: dict[str, dict[str, Any]], workloads: list[str], config: dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="ablation.toml", help="a file beside this script")
+    parser.add_argument("--workloads", nargs="+", help="only these; the table is theirs alone")
     args = parser.parse_args()
     config = tomllib.loads((HERE / args.config).read_text())
+    config["workloads"] = args.workloads or config["workloads"]
     name = Path(args.config).stem
     hardware = egx.hardware.load(config["hardware"])
     table: dict[str, dict[str, Any]] = {variant: {} for variant in config["variants"]}

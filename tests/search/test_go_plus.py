@@ -57,3 +57,9 @@ def test_impossible_settings_are_named():
         GoPlus(search=EGRLPlus(batch=5), go=NETWORK).check(problem)
     with pytest.raises(SearchError, match=r"guided must be 0 to 8 \(search\.batch\), got 9"):
         GoPlus(search=EGRLPlus(batch=8), go=NETWORK, guided=9).check(problem)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_half_a_guided_child_is_refused():
+    with pytest.raises(SearchError, match=r"guided must be 0 to 8 \(search\.batch\), got 1\.5"):
+        GoPlus(search=EGRLPlus(batch=8), go=NETWORK, guided=1.5).check(Known(chain(), 1000))

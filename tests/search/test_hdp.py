@@ -177,3 +177,9 @@ def test_says_what_it_cannot_do():
         HDP(decides="fusion").check(two_chains())
     with pytest.raises(SearchError, match="width must be 1 or more"):
         HDP(width=0)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_half_a_group_is_refused():
+    with pytest.raises(SearchError, match=r"groups must be 1 or more, a whole number, got 2\.5"):
+        HDP(groups=2.5)

@@ -19,11 +19,12 @@ from egx.policies.move_net import (
     move_features,
     plan_view,
 )
-from egx.search.changes import Change, Neighbours
-from egx.search.genome import Genome
+from egx.search.changes import Change, Moves, Neighbours, applied, first_change, next_change
+from egx.search.genome import Genome, decode
 from egx.search.regal_plus import RegalPlus, _judged
 from egx.search.registry import make_search
 from tests.runs import chain, machine
+from tests.search import toys
 from tests.search.test_on_execution import diamond, joint
 from tests.search.tiny import options
 
@@ -56,6 +57,76 @@ def test_an_op_without_neighbours_has_none():
     graph = egx.MemoryPlacement(chain(1), machine()).graph
     other, _, found = Neighbours(graph).draw(jnp.asarray(0), jnp.asarray(0.5))
     assert (int(other), bool(found)) == (0, False)
+
+
+def test_changes_by_hand():
+    """A choice takes its neighbour's value; an op goes behind its producer and before its consumer,
+    or is shifted, or drawn anew; a further change goes on along the graph or to the same op."""
+    problem = diamond()
+    graph, genome, ops = problem.graph, Genome(problem), problem.graph.num_ops
+    near = Neighbours(graph)
+    genes = jnp.zeros(2 * ops).at[jnp.asarray([0, 4])].set(1.0)
+    genes = genes.at[ops + jnp.arange(6)].set(jnp.asarray([0.9, 0.8, 0.7, 0.5, 0.4, 0.1]))
+
+    def moves(**changed):
+        given = {"near": 0.0, "far": 0.0, "shift": 0.0, "walk": 0.0, "couple": 0.0, **changed}
+        return Moves(**{name: jnp.asarray(value) for name, value in given.items()})
+
+    def numbers(length, **at):
+        uniform = np.full(length, 0.5, np.float32)
+        for place, value in at.items():
+            uniform[int(place[1:])] = value
+        return jnp.asarray(uniform)
+
+    first = jax.jit(lambda moves, u: first_change(moves, problem, genome, near, genes, u))
+    # Of twelve active entries the second and the tenth: the device of op 1, the priority of op 3.
+    device, priority = 1.5 / 12, 9.5 / 12
+    change = first(moves(near=1.0), numbers(8, u0=device, u1=0.0))
+    assert (int(change.entry), float(change.value)) == (1, 1.0)
+    apart = 0.25 / ops
+    change = first(moves(near=1.0), numbers(8, u0=priority, u1=0.0))
+    assert int(change.entry) == ops + 3
+    assert float(change.value) == pytest.approx(0.8 - apart)
+    change = first(moves(near=1.0), numbers(8, u0=priority, u1=0.9))
+    assert float(change.value) == pytest.approx(0.1 + apart)
+    normal = {"u5": float(np.exp(-0.5)), "u6": 0.0}
+    change = first(moves(shift=0.05), numbers(8, u0=priority, **normal))
+    assert float(change.value) == pytest.approx(0.55)
+    change = first(moves(far=1.0), numbers(8, u0=priority, u3=0.25))
+    assert float(change.value) == 0.25
+
+    further = jax.jit(
+        lambda moves, last, u: next_change(moves, problem, genome, near, genes, last, u)
+    )
+    last = Change(jnp.asarray(3), jnp.asarray(1.0))
+    # On to op 3's producer, which takes the same device; or to the priority of op 3.
+    change = further(moves(walk=1.0), last, numbers(12, u8=0.0))
+    assert (int(change.entry), float(change.value)) == (1, 1.0)
+    change = further(moves(walk=1.0, couple=1.0, far=1.0), last, numbers(12, u3=0.25))
+    assert (int(change.entry), float(change.value)) == (ops + 3, 0.25)
+    never = applied(genome, genes, change, jnp.zeros((), bool))
+    np.testing.assert_array_equal(never, genes)
+    np.testing.assert_array_equal(
+        applied(genome, genes, change, jnp.ones((), bool)), genes.at[ops + 3].set(0.25)
+    )
+
+
+def test_the_best_of_both_halves_is_known_to_both():
+    problem, seen = diamond(), []
+    search = make_search("regal_plus", TINY)
+    key = jax.random.key(3)
+    state = toys.begin(search, problem, key)
+    for index in range(4):
+        _, state = toys.generation(search, problem, state, jax.random.fold_in(key, index))
+        kept, genetic = state.inner.kept, state.inner.genetic
+        best = float(state.best.cost)
+        assert float(kept.cost[0]) == best == float(genetic.cost.min())
+        order = np.lexsort((kept.cost, ~np.asarray(kept.feasible)))
+        np.testing.assert_array_equal(kept.cost, kept.cost[order])
+        plans = jax.vmap(lambda genes: decode(problem, genes))(kept.genes)
+        np.testing.assert_array_equal(jax.vmap(problem.evaluate)(plans).cost, kept.cost)
+        seen.append(best)
+    assert seen == sorted(seen, reverse=True)
 
 
 def test_the_network_sees_the_plan():

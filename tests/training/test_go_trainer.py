@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 
 import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import egx
 from egx.errors import CheckpointError, SearchError
 from egx.policies.go_net import GoPolicy
-from egx.training.go_trainer import train_go
+from egx.training.go_trainer import _last_of, train_go
 from tests.runs import Toy, chain
 from tests.training.test_regal_trainer import same, stop_at
 
@@ -80,6 +82,42 @@ def test_it_imitates_the_best_known_plan():
     assert trained.history[-1]["score"] == pytest.approx(1.0, rel=1e-6)
 
 
+class Free(Toy):
+    """No plan costs anything; counts how often each known plan is made."""
+
+    def _cost(self, weights, activations):
+        return jnp.zeros((), jnp.float32)
+
+    def heuristics(self):
+        return Made({"reference": self.reference, "again": self.reference})
+
+
+class Made(dict):
+    looks = 0
+
+    def __getitem__(self, name):
+        Made.looks += 1
+        return super().__getitem__(name)
+
+    def items(self):
+        return [(name, self[name]) for name in self]
+
+
+def test_where_nothing_costs_anything_no_policy_is_better_and_known_plans_are_made_once():
+    problems = [Free(chain(5), 1000)]
+    options = OPTIONS | {"problems": 1, "imitation_steps": 1}
+    trained = train_go(problems, steps=0, validation=problems, options=options)
+    assert trained.score == 1.0
+    # Two plans of the problem that is imitated, and two of the same one as it is judged.
+    assert Made.looks == 4
+
+
+def test_of_a_problem_that_a_batch_has_twice_the_last_entry_is_kept():
+    new = jnp.asarray([1.0, 2.0, 3.0, 4.0])
+    kept = _last_of(jnp.full(4, 9.0), new, jnp.asarray([2, 0, 2, 3]))
+    np.testing.assert_array_equal(kept, [2.0, 9.0, 3.0, 4.0])
+
+
 def test_train_by_name():
     policy = egx.train(toys(), "go", steps=1, options=OPTIONS)
     assert isinstance(policy, GoPolicy)
@@ -97,6 +135,8 @@ def test_impossible_arguments_are_named():
         ({"size": 3}, r"no option 'size' \(it takes imitation_steps, problems, samples\)"),
         ({"samples": 0}, "samples must be 1 to"),
         ({"network.depth": 3}, "the go network cannot be made with"),
+        ({"ppo.clip": "wide"}, "training cannot be made with .*'clip': 'wide'"),
+        ({"validation.worst_ratio": 0}, "validation.worst_ratio must be a number above 0, got 0"),
     ):
         with pytest.raises(SearchError, match=message):
             small(1, options=options)
