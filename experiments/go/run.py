@@ -2,12 +2,15 @@
 
     python experiments/go/run.py                                   # run.toml, all workloads
     python experiments/go/run.py --workloads rnnlm_2 --tasks joint # only these
+    python experiments/go/run.py --seeds 1                         # one seed first, then the rest
+    python experiments/go/run.py --config experiments/go/real.toml # real graphs
     python experiments/go/run.py --config experiments/go/full.toml # a GPU's configuration
     python experiments/go/run.py --tables                          # only what runs/ holds
 
 A run is one JSON file under `runs/CONFIG/WORKLOAD/TASK/`; what is there is not run again, so that
 the whole can be killed at any time. Delete a file to have it made anew. Each plan is valued again
-by the finer cost model, under every setting of `[fine]`. Tables go to `results/CONFIG`.
+by the finer cost model, under every setting of `[fine]`. Tables go to `results/CONFIG` after each
+workload. Workloads whose file is not there are left out.
 
 "Each task alone" starts from TensorFlow's default and decides one thing; "one after the other"
 gives placement, fusion and order a third of the budget each, on what was found before. Both are
@@ -18,7 +21,6 @@ none ends worse than it began.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import time
@@ -34,7 +36,7 @@ from tables import write_tables
 
 import egx
 from egx.baselines.expert import human, human_blocks, tensorflow
-from egx.baselines.list_scheduling import heft, heft_fused
+from egx.baselines.list_scheduling import heft, heft_fused, heft_readers
 from egx.baselines.partition import partition
 from egx.errors import SearchError
 from egx.files import write_whole
@@ -55,6 +57,7 @@ PLANS: dict[str, _Plan] = {
     "human": human,
     "human_blocks": human_blocks,
     "heft": heft,
+    "heft_readers": heft_readers,
     "metis": lambda problem: partition(problem, order="first_come"),
 }
 FUSED: dict[str, _Plan] = {
@@ -75,7 +78,7 @@ class Compared:
     def made(self) -> egx.Execution:
         """The problem, which takes long to make: only where something is missing."""
         if self.problem is None:
-            self.problem = make_problem(self.workload, self.workload.load(), self.task)
+            self.problem = make_problem(self.workload, self.task)
         return self.problem
 
     def path(self, method: str, seed: int | None = None) -> Path:
@@ -90,6 +93,8 @@ class Compared:
         write_whole(self.path(method, seed), json.dumps(row, indent=1) + "\n")
         cost = row.get("cost")
         shown = f"{row.get('status', '')}" if cost is None else f"{cost * 1e3:.3f} ms"
+        if "seconds" in row:
+            shown += f", {row['seconds']:.1f} s and {row.get('compile_seconds', 0.0):.1f} s before"
         print(f"{self.workload.title}, {self.task}: {method} {seed or 0}: {shown}", flush=True)
 
     def run(self, methods: list[str]) -> None:
@@ -233,11 +238,16 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", help="only these, in this order")
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), help="only these")
     parser.add_argument("--methods", nargs="+", help="only these")
+    parser.add_argument("--seeds", type=int, help="no more than so many now; the rest later")
+    parser.add_argument("--no-alone", action="store_true", help="only the joint searches now")
     parser.add_argument("--runs", type=Path, default=HERE / "runs")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--tables", action="store_true", help="run nothing")
     args = parser.parse_args()
     config = read_config(args.config)
+    config["seeds"] = config["seeds"][: args.seeds]
+    if args.no_alone:
+        config["alone"] = []
     known = {workload.name: workload for workload in workloads(config)}
     unknown = [name for name in args.workloads or () if name not in known]
     if unknown:
@@ -247,14 +257,20 @@ def main() -> None:
         print(f"left out, for egx has none of them: {', '.join(missing)}", flush=True)
     methods = [m for m in args.methods or config["methods"] if m not in missing]
     chosen = [known[name] for name in args.workloads or known]
-    runs = args.runs / args.config.stem
+    runs, results = args.runs / args.config.stem, args.results / args.config.stem
+    order = [workload.title for workload in known.values()]
     for workload in () if args.tables else chosen:
+        if not workload.is_there:
+            print(f"{workload.title}: left out, for {workload.path} is absent", flush=True)
+            continue
         for task in args.tasks or config["tasks"]:
+            if workload.tasks and task not in workload.tasks:
+                continue
             Compared(workload, task, config, runs).run(methods)
+            write_tables(runs, results, order)
             # The next one compiles all anew.
             jax.clear_caches()
-    order = [dataclasses.asdict(workload)["title"] for workload in known.values()]
-    write_tables(runs, args.results / args.config.stem, order)
+    write_tables(runs, results, order)
 
 
 if __name__ == "__main__":

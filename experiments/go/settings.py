@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -13,6 +15,7 @@ from jaxtyping import Array, Float
 import egx
 from egx.graph.graph import Graph, Model
 from egx.host import HostOnly
+from egx.loading import load_workload
 from egx.problems.base import (
     AbstractOutcome,
     AbstractProblem,
@@ -21,37 +24,61 @@ from egx.problems.base import (
     Head,
 )
 
+DATA = Path(os.environ.get("EGX_DATA", Path(__file__).parents[3] / "shared" / "data"))
+MEASURED = ".json"
+
 # The decisions of each comparison. "placement" is what GO's paper measures on machines: nothing
-# is fused and each device takes what arrived first. "joint" is all three at once.
+# is fused and each device takes what arrived first. "joint" is all three at once; "ordered" is all
+# that can be decided about ops whose seconds were measured one by one.
 TASKS = {
     "placement": ("device",),
     "fusion": ("fusion",),
     "schedule": ("priority",),
+    "ordered": ("device", "priority"),
     "joint": ("fusion", "device", "priority"),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A model of the zoo on a machine; `human` and others are plans, not part of it."""
+    """A model of the zoo, or of a file below `DATA`, on a machine.
+
+    Of measured graphs (dnn-partitioning) `machine` is "file" and `options` say how many devices.
+    `tasks` are the comparisons that it can be part of; none named, all.
+    """
 
     title: str
     model: str
     machine: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    tasks: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return "".join(c if c.isalnum() else "_" for c in self.title.lower())
 
-    def load(self) -> Model:
-        return egx.load(self.model, **self.options)
+    @property
+    def path(self) -> Path | None:
+        return DATA / self.model if "/" in self.model else None
+
+    @property
+    def is_there(self) -> bool:
+        return self.path is None or self.path.exists()
 
 
-def make_problem(workload: Workload, model: Model, task: str) -> egx.Execution:
+def make_problem(workload: Workload, task: str) -> egx.Execution:
     """A workload with some of the decisions, in run-time order."""
+    decide, path = TASKS[task], workload.path
+    if path is not None and path.suffix == MEASURED:
+        work = load_workload(path, **workload.options)
+        assert work.hardware is not None
+        seconds = work.seconds_on(work.hardware)
+        return egx.Execution(
+            work.model, work.hardware, decide=decide, order="runtime", op_seconds=seconds
+        )
     machine = egx.hardware.load(workload.machine)
-    return egx.Execution(model, machine, decide=TASKS[task], order="runtime")
+    model = egx.load(workload.model if path is None else path, **workload.options)
+    return egx.Execution(model, machine, decide=decide, order="runtime")
 
 
 class Rest(AbstractProblem):

@@ -42,7 +42,7 @@ def decide(policy: Any, problem: egx.Execution) -> Any:
 
 
 def row(policy: Any, workload: Workload, fine: dict[str, Any]) -> dict[str, Any]:
-    problem = make_problem(workload, workload.load(), "joint")
+    problem = make_problem(workload, "joint")
     jax.block_until_ready(decide(policy, problem))
     began = time.perf_counter()
     plan = jax.block_until_ready(decide(policy, problem))
