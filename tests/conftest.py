@@ -20,7 +20,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ["XLA_FLAGS"] = (
-    "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=4 "
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+    "--xla_force_host_platform_device_count=4 "
     + os.environ.get("XLA_FLAGS", "")
 ).strip()
 os.environ.setdefault("MPLBACKEND", "Agg")

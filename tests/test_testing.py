@@ -287,6 +287,25 @@ class OtherDecisions(Climber):
         return eqx.tree_at(lambda s: s.best.decisions, state, first), metrics
 
 
+@jax.custom_batching.custom_vmap
+def _in_company(value):
+    return value
+
+
+@_in_company.def_vmap
+def _in_company_of_seeds(axis_size, in_batched, value):
+    return value + (1 if axis_size > 1 else 0), in_batched[0]
+
+
+class MindsCompany(Climber):
+    """Proposes something else when it runs beside another seed."""
+
+    def propose(self, problem, inner, *, key):
+        candidates, inner = super().propose(problem, inner, key=key)
+        shift = _in_company(inner["told"] * 0)
+        return {**candidates, "weights": (candidates["weights"] + shift) % 3}, inner
+
+
 class Raises(Climber):
     def initial(self, problem, *, key):
         raise KeyError("lost")
@@ -305,6 +324,7 @@ BROKEN_SEARCHES = [
     (FromTheHost, "without jit|best of what was told|second time"),
     (ForgetsTheBest, "best of what was told"),
     (OtherDecisions, "not those of the best candidate"),
+    (MindsCompany, "a seed gives another result beside a second one"),
     (Raises, "init raised KeyError: 'lost'"),
 ]
 
