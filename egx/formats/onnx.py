@@ -2,13 +2,14 @@
 
     model = load_onnx("model.onnx", granularity="layer", dims={"batch": 1})
 
-Weights may be absent (external data is never opened): their shapes say all. What depends on
-initializers, Constant nodes or static shapes alone is folded away, and its readers read it as
-weights; shared weights count at each reader; axes, sizes and limits of an op are no weights.
-Identity, inference Dropout and whatever else changes nothing are removed, and what no output
-needs is dropped. An op per node remains (`granularity="op"`), or a layer per kernel of a
-compiler (`"layer"`, see `onnx_layers`). The graph's inputs are the caller's: they have no
-producer, hence no tensor and no use here, just as in the zoo.
+Weights may be absent: their shapes say all, and of external data only small constants are read,
+on whose values shapes may depend. What depends on initializers, Constant nodes or static shapes
+alone is folded away, and its readers read it as weights; shared weights count at each reader;
+axes, sizes and limits of an op are no weights. Identity, inference Dropout and whatever else
+changes nothing are removed, and what no output needs is dropped. An op per node remains
+(`granularity="op"`), or a layer per kernel of a compiler (`"layer"`, see `onnx_layers`). The
+graph's inputs are the caller's: they have no producer, hence no tensor and no use here, just as
+in the zoo.
 """
 
 from __future__ import annotations
@@ -288,13 +289,15 @@ class _Import:
                 stacklevel=3,
             )
         written = {n for op in self._live if op.onnx_type not in self._blank for n in op.writes}
-        assumed = [name for name in self.tensors.assumed if name in written]
+        # What views show is not written, but goes on into the shapes of others.
+        absent = bool(self.tensors.absent)
+        assumed = [name for name in self.tensors.assumed if name in written or absent]
         if assumed:
             more = ", ..." if len(assumed) > 5 else ""
             warnings.warn(
                 f"{path}: the sizes of {len(assumed)} tensors depend on data; taken as an upper "
-                f"bound or as the input's: {', '.join(assumed[:5])}{more}. "
-                f"Set one by --dim {assumed[0]}.0=value",
+                f"bound or as the input's: {', '.join(assumed[:5])}{more}"
+                f"{self.tensors.missing()}. Set one by --dim {assumed[0]}.0=value",
                 OnnxWarning,
                 stacklevel=3,
             )

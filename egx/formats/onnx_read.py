@@ -8,13 +8,14 @@ import heapq
 import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import onnx
 import onnx.inliner
 from google.protobuf.message import DecodeError
 
 from egx.errors import FormatError
+from egx.formats.onnx_types import STANDARD, size_bytes
 
 # Shapes and axes are far smaller; anything above is a weight whose values do not matter.
 KEPT_BYTES = 8192
@@ -22,6 +23,9 @@ KEPT_BYTES = 8192
 
 def read_model(path: str | Path) -> onnx.ModelProto:
     """Parses a .onnx or .onnx.gz file and inlines its functions; weights may be absent.
+
+    Of external data only small constants are read, where they are there: shapes may depend on
+    their values.
 
     Raises:
         FormatError: naming the file: missing, no gzip, truncated, or no ONNX model.
@@ -57,6 +61,8 @@ def read_model(path: str | Path) -> onnx.ModelProto:
         except Exception as error:  # the C++ side raises more than one type
             raise FormatError(f"{path}: its functions cannot be inlined ({error})") from None
     _lift_constants(model.graph, path)
+    _read_external(model.graph, Path(path).parent)
+    _import_domains(model)
     return model
 
 
@@ -130,6 +136,46 @@ def _constant_value(graph: onnx.GraphProto, node: onnx.NodeProto, path: str | Pa
         name, types[attribute.name], [len(values)] if many else [], values
     )
     graph.initializer.append(tensor)
+
+
+def _read_external(graph: onnx.GraphProto, folder: Path) -> None:
+    """Fills in the small constants that lie in files beside the model, bodies included."""
+    for tensor in graph.initializer:
+        size = size_bytes(tensor.dims, tensor.data_type)
+        is_small = 0 < size <= KEPT_BYTES and tensor.data_type != onnx.TensorProto.STRING
+        if tensor.data_location != onnx.TensorProto.EXTERNAL or not is_small:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        place = PurePosixPath(entries.get("location", ""))
+        if not place.parts or place.is_absolute() or ".." in place.parts:
+            continue
+        try:
+            with (folder / place).open("rb") as file:
+                file.seek(int(entries.get("offset") or 0))
+                data = file.read(size)
+        except (OSError, ValueError):
+            continue
+        if len(data) == size:
+            tensor.raw_data = data
+            tensor.ClearField("external_data")
+            tensor.data_location = onnx.TensorProto.DEFAULT
+    for node in graph.node:
+        for body in subgraphs(node):
+            _read_external(body, folder)
+
+
+def _import_domains(model: onnx.ModelProto) -> None:
+    """Declares the domains of foreign ops that the file forgot to, lest inference stop there."""
+
+    def used(graph: onnx.GraphProto) -> Iterator[str]:
+        for node in graph.node:
+            yield node.domain
+            for body in subgraphs(node):
+                yield from used(body)
+
+    declared = {entry.domain for entry in model.opset_import}
+    for domain in sorted(set(used(model.graph)) - declared - set(STANDARD)):
+        model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

@@ -43,6 +43,7 @@ class Tensors:
         self.info: dict[str, TensorInfo] = {}
         self.constant: set[str] = set()
         self.assumed: list[str] = []
+        self.absent: dict[str, str] = {}
         self.used_dims: set[str] = set()
         self._dims = dims
         self._depth = 0
@@ -148,7 +149,11 @@ class Tensors:
 
     def _evaluate(self, name: str) -> np.ndarray | None:
         if name in self._stored:
-            return _payload(self._stored[name])
+            tensor = self._stored[name]
+            if tensor.data_location == T.EXTERNAL and tensor.data_type in (T.INT32, T.INT64):
+                entries = {entry.key: entry.value for entry in tensor.external_data}
+                self.absent[name] = entries.get("location", "")
+            return _payload(tensor)
         node = self._maker.get(name)
         if node is None or name not in self.constant or node.domain not in STANDARD:
             return None
@@ -209,6 +214,16 @@ class Tensors:
             result[name] = info
         return result
 
+    def missing(self) -> str:
+        """For messages: constants that shapes may depend on and whose values are not there."""
+        if not self.absent:
+            return ""
+        places = ", ".join(dict.fromkeys(filter(None, self.absent.values()))) or "another file"
+        names = ", ".join(map(repr, list(self.absent)[:3])) + (
+            ", ..." if len(self.absent) > 3 else ""
+        )
+        return f"; shapes depend on the values of {names}, which lie in {places} and are absent"
+
     def _infer_node(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
         """Types by the schema of the node, or of the standard op that it amounts to."""
         same = equivalent(node)
@@ -259,7 +274,7 @@ class Tensors:
             if sequences or any(subgraphs(node)):
                 return {}
             raise FormatError(
-                f"{self.path}: {label(node)} has impossible shapes: {error}"
+                f"{self.path}: {label(node)} has impossible shapes: {error}{self.missing()}"
             ) from None
         except Exception:  # types without a rule of their own: what is unknown gets assumed
             return {}

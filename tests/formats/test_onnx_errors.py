@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, numpy_helper
 
 from egx.errors import FormatError
-from egx.formats.onnx import load_onnx
+from egx.formats.onnx import OnnxWarning, load_onnx
 from tests.formats.onnx_models import proto, resnet50, write
 
 GOOD = "g (float[4] x) => (float[4] y) { a = Relu(x)  y = Neg(a) }"
@@ -199,10 +202,71 @@ def test_wrong_granularity(tmp_path, word):
     refused(write(tmp_path, GOOD), repr(word), "layer, op", granularity=word)
 
 
-def test_absent_external_data_is_never_opened(tmp_path):
+def external(folder: Path, location: str = "weights.bin") -> Path:
+    """A file whose constants all lie in another, the shape of a Reshape among them."""
+    model = proto(
+        """g (float[8,8] x) => (float[2,3] o)
+        { y = MatMul(x, w)  r = Reshape(y, shape)  o = MatMul(r, v) }""",
+    )
+    arrays = {
+        "w": np.ones((8, 4), np.float32),
+        "shape": np.array([2, 16], np.int64),
+        "v": np.ones((16, 3), np.float32),
+    }
+    data = b""
+    for name, array in arrays.items():
+        tensor = numpy_helper.from_array(array, name)
+        where = {"location": location, "offset": str(len(data)), "length": str(array.nbytes)}
+        data += tensor.raw_data
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in where.items():
+            tensor.external_data.add(key=key, value=value)
+        model.graph.initializer.append(tensor)
+    (folder / "weights.bin").write_bytes(data)
+    path = folder / "external.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_external_shapes_are_read_where_they_are(tmp_path):
+    path = external(tmp_path)
+    model = load_onnx(path)
+    assert model.notes["macs"] == 8 * 8 * 4 + 2 * 16 * 3
+    assert model.notes["weight_bytes"] == 4 * (8 * 4 + 16 * 3)
+    # Without the file there is no way to know, and that is said.
+    for spoil in (lambda data: data.write_bytes(b"short"), lambda data: data.unlink()):
+        spoil(tmp_path / "weights.bin")
+        with pytest.warns(OnnxWarning, match=r"r; .*'shape', which lie in weights.bin and are ab"):
+            load_onnx(path)
+    open_ended = onnx.load(path, load_external_data=False)
+    open_ended.graph.output[0].type.tensor_type.ClearField("shape")
+    path.write_bytes(open_ended.SerializeToString())
+    refused(path, "makes 'o'", "values of 'shape', which lie in weights.bin and are absent")
+
+
+def test_weights_need_no_external_data(tmp_path):
     model = proto("g (float[4,4] x) => (float[4,4] y) { y = MatMul(x, w) }", w="float 4 4")
-    entry = model.graph.initializer[0].external_data.add()
-    entry.key, entry.value = "location", "nowhere/weights.bin"
+    model.graph.initializer[0].external_data.add(key="location", value="nowhere/weights.bin")
     path = tmp_path / "external.onnx"
     path.write_bytes(model.SerializeToString())
     assert load_onnx(path).notes["weight_bytes"] == 64
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "../outside/weights.bin", ""])
+def test_no_file_outside_the_folder_is_read(tmp_path, location):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "inside").mkdir()
+    external(tmp_path / "outside")
+    path = external(tmp_path / "inside", location)
+    with pytest.warns(OnnxWarning, match="values of 'shape'"):
+        load_onnx(path)
+
+
+def test_ops_of_a_domain_that_is_not_declared(tmp_path):
+    model = proto("g (float[4] x) => (float[4] y) { a = com.acme.Foo(x)  y = Relu(a) }")
+    del model.opset_import[1:]
+    path = tmp_path / "undeclared.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.warns(OnnxWarning, match=r"1 ops of unknown types.*com.acme::Foo x1"):
+        assert load_onnx(path).op_types == ("foo", "relu")
