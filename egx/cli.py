@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import warnings
 from collections.abc import Sequence
@@ -332,11 +333,11 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", type=int, default=4000, metavar="N", help="evaluations (default: %(default)s)"
     )
     parser.add_argument(
-        "--time-limit", type=float, metavar="SECONDS", help="stop the search after this long"
+        "--time-limit", type=_seconds, metavar="SECONDS", help="stop the search after this long"
     )
     parser.add_argument(
         "--bound-seconds",
-        type=float,
+        type=_seconds,
         default=commands.BOUND_SECONDS,
         metavar="SECONDS",
         help="time for the exact solver to bound the optimum; 0 skips it (default: %(default)s)",
@@ -364,6 +365,16 @@ def _assignment(text: str) -> tuple[str, object]:
         except ValueError:
             continue
     return name, value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, got {text!r}")
+    return value
 
 
 def _count(text: str) -> int:

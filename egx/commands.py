@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import re
 import threading
 from argparse import Namespace
@@ -21,7 +22,7 @@ from egx import api
 from egx import hardware as machines
 from egx.baselines.exact import ExactSolution, exact
 from egx.comparison import Comparison
-from egx.errors import MissingExtraError, SearchError
+from egx.errors import FormatError, MissingExtraError, SearchError
 from egx.files import write_whole
 from egx.loading import load
 from egx.lookups import load_options
@@ -272,7 +273,18 @@ def headline(problem: MemoryPlacement) -> str:
 def choose_folder(
     options: Namespace, problem: AbstractProblem, same: Same, suffix: str = ""
 ) -> Path:
-    """Where to write: what the user names, if it is free, or else a name of our own that is."""
+    """Where to write: what the user names, if it is free, or else a name of our own that is.
+
+    Made at once: a long search must not end without a place to write to.
+    """
+    folder = _folder(options, problem, same, suffix)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise FormatError(f"{folder}: cannot be written to")
+    return folder
+
+
+def _folder(options: Namespace, problem: AbstractProblem, same: Same, suffix: str) -> Path:
     if options.out is not None:
         folder = Path(options.out)
         if not options.overwrite:

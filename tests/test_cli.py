@@ -191,6 +191,13 @@ def test_output_that_is_a_file(here, capsys):
     assert (here / "out").read_text() == "mine"
 
 
+def test_no_place_to_write_to_is_found_before_the_search(here, capsys, monkeypatch):
+    monkeypatch.setattr(commands.api, "optimize", None)
+    assert "Errno" in failed(capsys, *RUN, "--out", "tiny.json/out")
+    monkeypatch.setattr(commands.os, "access", lambda path, mode: False)
+    assert "out: cannot be written to" in failed(capsys, *RUN, "--out", "out")
+
+
 def test_a_checkpoint_goes_on(here, capsys):
     assert main([*RUN, "--quiet", "--out", "out", "--checkpoint"]) == 0
     assert (here / "out/checkpoint").is_dir()
@@ -299,7 +306,8 @@ def test_mistakes_are_one_line(here, capsys, arguments, words):
     "arguments",
     [[], ["dance"], ["optimize"], ["optimize", "x", "--dim", "batch"],
      ["optimize", "x", "--dim", "batch=none"], ["optimize", "x", "--option", "=3"],
-     ["optimize", "x", "--budget", "many"], ["compare", "x", "--algorithms", ","]],
+     ["optimize", "x", "--budget", "many"], ["optimize", "x", "--bound-seconds", "nan"],
+     ["optimize", "x", "--time-limit", "inf"], ["compare", "x", "--algorithms", ","]],
 )  # fmt: skip
 def test_usage_errors_are_argparses(arguments, capsys):
     with pytest.raises(SystemExit) as error:

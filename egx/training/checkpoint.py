@@ -189,8 +189,8 @@ class RunCheckpoints:
             try:
                 if not resume:
                     raise CheckpointError(
-                        f"{folder.path} holds a checkpoint already; pass resume=True to go on "
-                        f"from it, or another directory"
+                        f"{folder.path} holds a checkpoint already; pass resume=True (--resume) "
+                        f"to go on from it, or another directory"
                     )
                 opened._check(folder.data(opened._step))
             except CheckpointError:

@@ -162,13 +162,16 @@ def _scalars(record: Record) -> dict[str, float]:
 
 
 class Records:
-    """All sinks of a run. One that fails is dropped with a warning: a search outlives its log."""
+    """All sinks of a run. One that fails is dropped with a warning: a search outlives its log.
+
+    Only before the first generation is what others' packages refuse an error: nothing is lost then.
+    """
 
     def __init__(self, sinks: Sequence[Sink]):
         self._sinks = list(sinks)
 
     def begin(self, header: Record, generation: int) -> None:
-        self._each(lambda sink: sink.begin(header, generation))
+        self._each(lambda sink: sink.begin(header, generation), OSError)
 
     def write(self, rows: Row, seeds: Sequence[int], generation: int, seconds: float) -> None:
         """Takes the rows of one chunk, [k, S], the last of which is generation - 1."""
@@ -193,11 +196,11 @@ class Records:
     def close(self) -> None:
         self._each(lambda sink: sink.close())
 
-    def _each(self, action: Any) -> None:
+    def _each(self, action: Any, forgiven: type[Exception] = Exception) -> None:
         for sink in list(self._sinks):
             try:
                 action(sink)
-            except OSError as error:
+            except forgiven as error:
                 self._sinks.remove(sink)
                 warnings.warn(f"records stop here: {type(sink).__name__}: {error}", stacklevel=2)
 

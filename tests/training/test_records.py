@@ -85,25 +85,29 @@ def test_damaged_records_are_refused(tmp_path):
 
 
 class Full:
-    """A sink whose disk is full after the first records."""
+    """A sink whose disk is full, or whose server is gone, when the first records come."""
 
-    def __init__(self):
+    def __init__(self, error):
         self.calls = []
+        self.error = error
 
     def begin(self, header, generation):
         self.calls.append("begin")
 
     def write(self, records):
         self.calls.append("write")
-        raise OSError(28, "No space left on device")
+        raise self.error
 
     def close(self):
         self.calls.append("close")
 
 
-def test_a_search_outlives_its_log(tmp_path):
-    full = Full()
-    with pytest.warns(UserWarning, match="records stop here: Full: .*No space left"):
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), RuntimeError("network is down")], ids=str
+)
+def test_a_search_outlives_its_log(tmp_path, error):
+    full = Full(error)
+    with pytest.warns(UserWarning, match=f"records stop here: Full: .*{error.args[-1]}"):
         (result,) = go([full, tmp_path / "kept.jsonl"])
     assert result.evaluations == 30
     assert full.calls == ["begin", "write"]
