@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from learning import cost
+from learning import cost, decide
 from settings import TASKS
 
 import egx
