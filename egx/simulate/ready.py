@@ -14,6 +14,10 @@ from egx.simulate.indexing import put, take
 
 Words = tuple[UInt32[Array, " _"], ...]
 
+# Up to so many items it costs less to compare each with each than to sort (CPUs; a sort is linear).
+MOST_COUNTED = 2048
+BLOCK = 16
+
 
 def ranked(priority: Float[Array, "P R"]) -> Int[Array, "P R"]:
     """Items by priority, highest first, ties to the lower index.
@@ -40,14 +44,55 @@ def ranked(priority: Float[Array, "P R"]) -> Int[Array, "P R"]:
     return order
 
 
+def counted(priority: Float[Array, "R P"]) -> Int[Array, "R P"]:
+    """Each item's place by priority, highest first, ties to the lower index: how many stand before.
+
+    Every item is compared with every other, a block of them at once, all candidates side by side:
+    many more steps than a sort takes, but ones that a processor does eight or sixteen at a time.
+    With smaller blocks XLA's CPU compiler does not vectorise them.
+    """
+    items, population = priority.shape
+    bits = jax.lax.bitcast_convert_type(priority, jnp.int32)
+    bits = jnp.where(bits << 1 == 0, 0, bits)
+    key = jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
+    nothing = jnp.full((-items % BLOCK, population), jnp.iinfo(jnp.int32).min, jnp.int32)
+    rows = jnp.concatenate([key, nothing])
+    index = jnp.arange(rows.shape[0], dtype=jnp.int32)[:, None]
+
+    def step(block: Array, count: Array) -> Array:
+        others = jax.lax.dynamic_slice_in_dim(rows, block * BLOCK, BLOCK)
+        # Equal ones count where the whole block stands before the item.
+        above = jnp.where((block + 1) * BLOCK <= index, rows - 1, rows)
+        for k in range(BLOCK):
+            count = count + (others[k] > above).astype(jnp.int32)
+        return count
+
+    count = jax.lax.fori_loop(0, rows.shape[0] // BLOCK, step, jnp.zeros_like(rows))
+    # And equal ones before the item in its own block.
+    block = rows.reshape(-1, BLOCK, population)
+    within = index[:BLOCK]
+    for k in range(BLOCK - 1):
+        same = (block[:, k : k + 1] == block) & (within > k)
+        count = count + same.astype(jnp.int32).reshape(count.shape)
+    return count[:items]
+
+
 def order_and_rank(priority: Float[Array, "R P"]) -> tuple[Int[Array, "R P"], Int[Array, "R P"]]:
     """Items by priority, highest first, ties to the lower index; and each item's place there."""
-    items, population = priority.shape
+    if priority.shape[0] <= MOST_COUNTED:
+        rank = counted(priority)
+        return _inverse(rank), rank
     order = ranked(priority.T).T
+    return order, _inverse(order)
+
+
+def _inverse(places: Int[Array, "R P"]) -> Int[Array, "R P"]:
+    """Who stands at each place, from everybody's place, or the other way round."""
+    items, population = places.shape
     lane = jnp.arange(population, dtype=jnp.int32)
-    place = jnp.broadcast_to(jnp.arange(items, dtype=jnp.int32)[:, None], order.shape)
-    at = (order * population + lane).reshape(-1)
-    return order, put(jnp.zeros_like(at), at, place.reshape(-1)).reshape(order.shape)
+    everybody = jnp.broadcast_to(jnp.arange(items, dtype=jnp.int32)[:, None], places.shape)
+    at = (places * population + lane).reshape(-1)
+    return put(jnp.zeros_like(at), at, everybody.reshape(-1)).reshape(places.shape)
 
 
 def reorder(rows: Array, order: Int[Array, "R P"]) -> Array:

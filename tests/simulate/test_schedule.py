@@ -186,6 +186,20 @@ def test_ranked_is_a_stable_sort(items):
         np.testing.assert_array_equal(got[p], np.argsort(-values[p], kind="stable"))
 
 
+@pytest.mark.parametrize("items", [1, 16, 45, ready.MOST_COUNTED, ready.MOST_COUNTED + 1])
+def test_places_by_priority(items):
+    """Counted or sorted: the same places, ties to the lower index, in a block and across blocks."""
+    rng = np.random.default_rng(items)
+    values = rng.normal(size=(items, 2)).astype(np.float32)
+    few = np.array([0.0, -0.0, 1.0, -1.0, 1e-40, np.finfo(np.float32).min], np.float32)
+    values[:, 1] = rng.choice(few, items)
+    order, rank = jax.jit(ready.order_and_rank)(jnp.asarray(values))
+    for p in range(2):
+        want = np.argsort(-values[:, p], kind="stable")
+        np.testing.assert_array_equal(order[:, p], want)
+        np.testing.assert_array_equal(rank[want, p], np.arange(items))
+
+
 @pytest.mark.parametrize("items", [5, 32, 33, 1500, 40_000])
 def test_ready_set(items):
     """Against sets: taking the least rank, adding, candidates that do not want to take."""
