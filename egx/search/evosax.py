@@ -31,6 +31,7 @@ from egx.search.brkga_strategy import brkga_strategy
 
 FULL_MATRIX = ("CMA_ES", "MA_ES", "SV_CMA_ES", "iAMaLGaM_Full", "xNES")
 MOST_FULL_MATRIX = 500
+POPULATIONS = 4  # of strategies that run several at once
 
 Options = tuple[tuple[str, Any], ...]
 
@@ -55,11 +56,25 @@ def _population_based() -> dict[str, Any]:
 def _strategy(
     name: str, population: int, size: int, learning_rate: float | None, options: Options
 ) -> Any:
-    """The strategy object for `size` numbers; built outside of any trace, since it holds arrays."""
+    """The strategy object for `size` numbers; built outside of any trace, since it holds arrays.
+
+    `population` counts all that it asks, of several populations together.
+    """
     arguments = dict(options)
     make = strategies()[name]
+    takes = inspect.signature(make).parameters
+    if "num_populations" in takes:
+        several = arguments.setdefault("num_populations", POPULATIONS)
+        if several < 1 or population % several:
+            raise SearchError(
+                f"evosax: {name} runs {several} populations, which must divide the population of "
+                f"{population}"
+            )
+        population //= several
+    if "sampling_fn" in takes:
+        arguments.setdefault("sampling_fn", functools.partial(jax.random.normal, shape=(size,)))
     if learning_rate is not None:
-        if "optimizer" not in inspect.signature(make).parameters:
+        if "optimizer" not in takes:
             raise SearchError(f"evosax: {name} has no optimizer that takes a learning_rate")
         arguments["optimizer"] = optax.adam(learning_rate)
     with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):
@@ -92,7 +107,7 @@ class EvosaxSearch(AbstractSearch):
         parameters: further entries of the strategy's parameters, such as {"crossover_rate": 0.5}.
         population: candidates a generation; several strategies need an even number.
         learning_rate: of Adam, for strategies with an optimizer; None keeps their own.
-        arguments: further arguments of the strategy, such as {"num_populations": 4}.
+        arguments: further arguments of the strategy, such as {"use_antithetic_sampling": False}.
     """
 
     policy: AbstractPolicy | None = None
@@ -196,7 +211,10 @@ class EvosaxSearch(AbstractSearch):
         with jax.numpy_dtype_promotion("standard"):
             if self._by_population():
                 return strategy.init(key, first, fitness, parameters)
-            return strategy.init(key, centre, parameters)
+            # Several populations start apart from each other.
+            several = getattr(strategy, "num_populations", None)
+            means = centre if several is None else first[:several]
+            return strategy.init(key, means, parameters)
 
     def _made(self, size: int) -> tuple[Any, Any]:
         """The strategy and its parameters with this searcher's in their place."""
@@ -207,8 +225,10 @@ class EvosaxSearch(AbstractSearch):
         changes = dict(self.parameters)
         if "std_init" in fields:
             changes.setdefault("std_init", self.spread)
-        with jax.numpy_dtype_promotion("standard"):
-            return strategy, strategy.default_params.replace(**changes)
+        # Some count by their parameters, which must be numbers then.
+        with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):
+            defaults = strategy.default_params
+        return strategy, defaults.replace(**changes)
 
     def _parameters(self, size: int) -> tuple[str, ...]:
         strategy = _strategy(

@@ -17,6 +17,7 @@ from egx.errors import SearchError
 from egx.policies.graph_unet import GraphUNetPolicy
 from egx.search.brkga_strategy import brkga_strategy
 from egx.search.evosax import EvosaxSearch, strategies
+from egx.training.generation import evaluate_population
 from egx.training.loop import run
 from tests.search import toys
 
@@ -44,6 +45,45 @@ def test_a_strategy_on_logits(strategy):
         for value in candidates.values():
             assert value.shape == (10, 4)
             assert set(np.unique(value)) <= {0, 1, 2}
+
+
+@eqx.filter_jit
+def generation(search, problem, key):
+    """The states before and after a generation."""
+    state = search.init(problem, key=key)
+    candidates, asked = search.ask(problem, state, key=key)
+    outcomes = evaluate_population(problem, candidates)
+    return state, search.tell(problem, asked, candidates, outcomes, key=key)[0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "names",
+    [("LM_MA_ES", "RandomSearch", "SV_CMA_ES"), pytest.param(None, marks=pytest.mark.slow)],
+    ids=["peculiar", "every"],
+)
+def test_strategies_keep_their_state(names):
+    """Traced, not compiled: all of them would take minutes."""
+    problem = toys.chain(3)
+    for name in names or strategies():
+        search = EvosaxSearch(strategy=name)
+        search.check(problem)
+        before, after = eqx.filter_eval_shape(generation, search, problem, jax.random.key(0))
+        assert jax.tree.structure(before) == jax.tree.structure(after), name
+        for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+            assert (old.shape, old.dtype) == (new.shape, new.dtype), name
+
+
+def test_a_strategy_of_several_populations():
+    problem = toys.chain(4)
+    search = EvosaxSearch(strategy="SV_Open_ES", population=8, arguments={"num_populations": 2})
+    state, after = generation(search, problem, jax.random.key(0))
+    assert state.inner.inner.mean.shape == (2, 4 * 2 * 3)
+    assert finite(after)
+    assert int(after.evaluations) == 8
+    # Each starts elsewhere and goes its own way.
+    for means in (state.inner.inner.mean, after.inner.inner.mean):
+        assert not np.isclose(means[0], means[1]).any()
 
 
 def test_a_strategy_on_the_weights_of_a_policy():
@@ -86,6 +126,7 @@ def test_refuses():
         ({"parameters": {"speed": 1.0}}, "has no parameter 'speed'"),
         ({"strategy": "BRKGA", "arguments": {"elites": 0}}, "BRKGA cannot be made: elites must be"),
         ({"strategy": "BRKGA", "arguments": {"mutants": 33}}, "mutants must be 0 to"),
+        ({"strategy": "SV_CMA_ES", "population": 30}, "4 populations, which must divide .* of 30"),
     ):
         with pytest.raises(SearchError, match=message):
             EvosaxSearch(**options).check(problem)
