@@ -83,8 +83,18 @@ def main_table(found: Mapping[str, tuple[Setting, Stats]], budget: int) -> Table
     )
 
 
+def _lower(value: float) -> str:
+    """A share by which something is lower, or higher, in words."""
+    # Adding zero makes one zero of two.
+    return f"{100 * abs(value) + 0.0:.2f} % {'lower' if value >= 0 else 'higher'}"
+
+
+def _graphs(count: int) -> str:
+    return f"{count} graph" if count == 1 else f"{count} graphs"
+
+
 def verdict(setting: Setting, stats: Stats, budget: int) -> str:
-    """One sentence on who is ahead at a budget."""
+    """Who is ahead at a budget, and of what it is sure."""
     at = {name: s for (name, b), s in stats.items() if b == budget}
     searched = {name: s for name, s in at.items() if not np.isnan(s["gain"])}
     best = next(s for (name, _), s in stats.items() if name == "best heuristic")
@@ -95,34 +105,61 @@ def verdict(setting: Setting, stats: Stats, budget: int) -> str:
         + ("" if s["fits"] == 1 else f" (fits on {100 * s['fits']:.0f} %)")
         for s in ranked[:4]
     )
-    text = f"- {words(setting)} ({ranked[0]['graphs']} graphs): first {order}."
-    text += _against_seeded(searched.get("regal_plus"), "regal_plus")
-    learned = searched.get("regal")
+    text = f"- {words(setting)} ({_graphs(ranked[0]['graphs'])}): in the mean first {order}."
+    plus, learned = searched.get("regal_plus"), searched.get("regal")
+    text += _against(plus, "`regal_plus`", "seeded", "seeded BRKGA")
+    text += _paper(setting, learned)
+    text += _against(learned, "`regal`", "seeded", "seeded BRKGA")
+    heft = stats.get(("heft", 1))
+    if heft is not None and not np.isnan(heft["gain"]):
+        text += f" HEFT alone is {_lower(heft['gain'])} than plain BRKGA."
+        text += _against(learned, "`regal`", "heft", "HEFT")
+        text += _against(plus, "`regal_plus`", "heft", "HEFT")
+    others = [s for s in ranked[:4] if not np.isnan(s["second_gain"])]
+    if others:
+        text += " The same plans under the second cost model: " + _gains(others, "second_gain")
+    others = [s for s in ranked[:4] if not np.isnan(s.get("along_time_gain", np.nan))]
+    if others:
+        text += " Their peaks counted along time: " + _gains(others, "along_time_gain")
+    return text
+
+
+def _gains(stats: Sequence[Mapping[str, Any]], name: str) -> str:
+    return ", ".join(f"{s['method'].replace('_', ' ')} {_signed(s[name])} %" for s in stats) + "."
+
+
+def _paper(setting: Setting, learned: Mapping[str, Any] | None) -> str:
+    """The paper's own comparison."""
     if learned is None:
-        return text
+        return ""
     aim = AIMS[setting.objective]
-    reached = 100 * learned["gain"] >= aim
-    text += (
-        f" `regal` is {_signed(learned['gain'])} % lower than plain BRKGA (the paper's aim of "
-        f"{aim} % is {'reached' if reached else 'missed'}), better or equal on "
-        f"{100 * learned['equal_or_better']:.0f} % of graphs, "
-        f"{100 * learned['head_room']:.0f} % of the head-room. The best plans known are "
-        f"{_signed(learned['best_known_gain'])} % lower, and the proven bound "
-        f"{_signed(learned['bound_gain'])} %, so that no method can show more."
+    reached = "reached" if 100 * learned["gain"] >= aim else "missed"
+    text = (
+        f" `regal` is {_lower(learned['gain'])} than plain BRKGA (the paper's aim of {aim} % is "
+        f"{reached}) and better or equal on {100 * learned['equal_or_better']:.0f} % of graphs"
     )
-    return text + _against_seeded(learned, "regal")
+    if not np.isnan(learned["head_room"]):
+        text += f"; {100 * learned['head_room']:.0f} % of the head-room"
+    text += (
+        f". The best plans known are {_lower(learned['best_known_gain'])}, and no plan is more "
+        f"than {100 * learned['bound_gain']:.2f} % lower"
+    )
+    if 100 * learned["bound_gain"] < aim:
+        text += ": the aim is out of reach on these graphs"
+    return text + "."
 
 
-def _against_seeded(stats: Mapping[str, Any] | None, name: str) -> str:
-    """A sentence on a method beside seeded BRKGA; nothing where one of them has not run."""
-    gain = np.nan if stats is None else stats.get("gain_on_seeded", np.nan)
+def _against(stats: Mapping[str, Any] | None, name: str, key: str, other: str) -> str:
+    """A sentence on a method beside another; nothing where one of them has not run."""
+    gain = np.nan if stats is None else stats.get(f"gain_on_{key}", np.nan)
     if stats is None or np.isnan(gain):
         return ""
-    pair = _pair(stats, "gain_on_seeded")
-    error = stats["gain_on_seeded_error"]
+    pair, error = _pair(stats, f"gain_on_{key}"), stats[f"gain_on_{key}_error"]
+    if np.isnan(error):
+        return f" {name} is {_lower(gain)} than {other}, on one graph."
     if not abs(gain) > 2 * error:
-        return f" `{name}` is level with seeded BRKGA ({pair} %)."
-    return f" `{name}` {'beats' if gain > 0 else 'loses to'} seeded BRKGA ({pair} %)."
+        return f" {name} is level with {other} ({pair} %)."
+    return f" {name} {'beats' if gain > 0 else 'loses to'} {other} ({pair} %)."
 
 
 def missing(

@@ -3,6 +3,7 @@
     python experiments/regal/run.py                                # all settings, one by one
     python experiments/regal/run.py --settings synthetic_2_free_makespan --graphs 60
     python experiments/regal/run.py --tables                       # only what results/ says
+    python experiments/regal/run.py --config my.toml --out mine    # nothing beside this script
 
 A row a (setting, graph, method, budget) is appended to `runs/compare/SETTING.jsonl` as it is
 found; what is there already is not run again, so that a run can be killed at any time. A run of
@@ -285,17 +286,18 @@ class Compared:
             return
         corpus = dict(config["corpora"]["synthetic"])
         corpus |= {"seed": corpus["training_seeds"][0][0], "training_seeds": [], "trial_seeds": []}
-        chosen = config["tune"]
+        # How many graphs, then what `tune` takes.
+        chosen = dict(config["tune"])
+        count = chosen.pop("graphs")
         problems = []
         for number, source in enumerate(sources("synthetic", corpus, setting.devices)):
             case = make_case(setting, source, number, config)
             # One padded size, so that each combination of sizes compiles once.
             if case is not None and case.shape == tuple(corpus["padded_to"][1]):
                 problems.append(case.problem)
-            if len(problems) == chosen["graphs"]:
+            if len(problems) == count:
                 break
-        grid = tune(problems, budget=chosen["budget"], seeds=chosen["seeds"],
-                    progress=lambda point: print(point, flush=True))  # fmt: skip
+        grid = tune(problems, **chosen, progress=lambda point: print(point, flush=True))
         best = grid[0]
         options = {
             "population": best.population,
@@ -324,11 +326,12 @@ def main() -> None:
     parser.add_argument("--graphs", type=int, help="no more than so many now; the rest later")
     parser.add_argument("--no-exact", action="store_true", help="leave the solver for later")
     parser.add_argument("--tune", action="store_true", help="tune BRKGA for the settings first")
+    parser.add_argument("--out", type=Path, default=HERE, help="where runs/ and results/ are")
     parser.add_argument("--tables", action="store_true", help="run nothing")
     args = parser.parse_args()
     config = tomllib.loads(Path(args.config).read_text())
     known = {setting.name: setting for setting in (Setting(**s) for s in config["settings"])}
-    runs = HERE / "runs" / "compare"
+    runs = args.out / "runs" / "compare"
     for name in args.settings or known if not args.tables else ():
         compared = Compared(known[name], config, runs)
         if args.tune:
@@ -339,7 +342,7 @@ def main() -> None:
         jax.clear_caches()
     write_tables(
         runs,
-        HERE / "results",
+        args.out / "results",
         list(known.values()),
         budgets=config["budgets"],
         methods=config["methods"],

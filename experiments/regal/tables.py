@@ -31,7 +31,8 @@ Costs = dict[tuple[str, int], np.ndarray]
 class Found:
     """All rows of a setting as arrays [G], NaN where there is none; infeasible costs are inf.
 
-    `best` is the least feasible cost of any method, `bound` the largest proven bound.
+    `best` is the least feasible cost of any method, `bound` the largest proven bound. `along_time`
+    has the same plans' peaks counted along time in place of the order of items; of peak memory.
     """
 
     graphs: tuple[str, ...]
@@ -39,6 +40,7 @@ class Found:
     ops: np.ndarray
     cost: Costs
     second: Costs
+    along_time: Costs
     seconds: Costs
     cpu_seconds: Costs
     heuristics: tuple[str, ...]
@@ -65,6 +67,7 @@ def read(path: Path) -> Found | None:
     families, ops = [""] * len(graphs), np.zeros(len(graphs), int)
     cost: Costs = {}
     second: Costs = {}
+    along: Costs = {}
     seconds: Costs = {}
     cpu: Costs = {}
     bound = np.zeros(len(graphs))
@@ -91,6 +94,8 @@ def read(path: Path) -> Found | None:
             continue
         put(cost, key, k, row["cost"] if row["feasible"] else np.inf)
         put(second, key, k, row["second"] if row["second_feasible"] else np.inf)
+        if "peak_along_time" in row:
+            put(along, key, k, row["peak_along_time"])
         # Programs that were compiled on the way are left out.
         if row.get("warm", True):
             put(seconds, key, k, row["seconds"])
@@ -101,11 +106,13 @@ def read(path: Path) -> Found | None:
     winner = np.argmin(np.where(np.isnan(stacked), np.inf, stacked), 0)
     every = np.arange(len(graphs))
     cost[key] = stacked[winner, every]
-    second[key] = np.stack([second[name, 1] for name in heuristics])[winner, every]
+    for table in (second, along):
+        if table:
+            table[key] = np.stack([table[name, 1] for name in heuristics])[winner, every]
     best = np.nanmin(np.stack(list(cost.values())), 0)
     return Found(
-        tuple(graphs), tuple(families), ops, cost, second, seconds, cpu, tuple(heuristics),
-        best, bound, solved,
+        tuple(graphs), tuple(families), ops, cost, second, along, seconds, cpu,
+        tuple(heuristics), best, bound, solved,
     )  # fmt: skip
 
 
@@ -159,13 +166,17 @@ def statistics(found: Found, key: tuple[str, int], kept: np.ndarray) -> dict[str
         "above_bound": -mean_and_error(lower(cost, found.bound[kept]))[0],
         "second_gain": mean_and_error(lower(second, second_base))[0],
     }
+    if key in found.along_time:
+        along, along_base = found.along_time[key][kept], found.along_time[BASE][kept]
+        out["along_time_gain"] = mean_and_error(lower(along, along_base))[0]
     for name, table in (("seconds", found.seconds), ("cpu_seconds", found.cpu_seconds)):
         values = table.get(key, np.full(len(found.graphs), np.nan))[kept]
         out[name] = float(np.nanmedian(values)) if np.isfinite(values).any() else float("nan")
     heuristic = next(found.cost[k] for k in found.cost if k[0] == BEST_HEURISTIC)[kept]
-    plain = found.cost.get((BASE[0], key[1]))
+    plain, heft = found.cost.get((BASE[0], key[1])), found.cost.get(("heft", 1))
     for name, other in (("plain", None if plain is None else plain[kept]),
                         ("seeded", None if seeded is None else seeded[kept]),
+                        ("heft", None if heft is None else heft[kept]),
                         ("heuristic", heuristic)):  # fmt: skip
         if other is None:
             continue
@@ -198,7 +209,7 @@ HEADER = (
     "equal or better", "head-room", "above best known", "above bound",
     "lower than BRKGA, %",
     "lower than seeded BRKGA, %", "lower than best heuristic, %", "no worse than best heuristic",
-    "second model, lower than BRKGA 5K", "CPU s a graph",
+    "second model, lower than BRKGA 5K", "along time, lower than BRKGA 5K", "CPU s a graph",
 )  # fmt: skip
 
 
@@ -224,7 +235,7 @@ def table(found: Found, budgets: Sequence[int], kept: np.ndarray, title: str) ->
             _gain(s.get("gain_on_seeded", np.nan), s.get("gain_on_seeded_error", np.nan)),
             _gain(s["gain_on_heuristic"], s["gain_on_heuristic_error"]),
             _percent(s["equal_or_better_than_heuristic"], 0), _percent(s["second_gain"]),
-            _seconds(s["cpu_seconds"]),
+            _percent(s.get("along_time_gain", np.nan)), _seconds(s["cpu_seconds"]),
         ))  # fmt: skip
     solved = ", ".join(f"{status} {count}" for status, count in sorted(found.solved.items()))
     note = f"CP-SAT: {solved}." if solved else ""
@@ -281,7 +292,8 @@ def write_tables(
     methods: Sequence[str],
     low: int,
 ) -> None:
-    """Costs, tables and a picture of each setting that has rows; and the README's results."""
+    """Costs, tables and a picture of each setting that has rows; and the README's results, if there
+    is one beside `out`."""
     out.mkdir(exist_ok=True)
     parts: list[str] = []
     summary: dict[str, Any] = {}
@@ -325,7 +337,9 @@ def write_tables(
         write_whole(out / "tables.md", "\n".join(parts))
         plain = json.loads(json.dumps(summary), parse_constant=lambda _: None)
         write_whole(out / "summary.json", json.dumps(plain, indent=1) + "\n")
-        write_results(out.parent / "README.md", main, counts, settings, budgets, methods)
+        readme = out.parent / "README.md"
+        if readme.exists():
+            write_results(readme, main, counts, settings, budgets, methods)
 
 
 def _plain(values: np.ndarray) -> list[float | str | None]:

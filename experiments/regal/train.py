@@ -2,10 +2,11 @@
 
     python experiments/regal/train.py makespan
     python experiments/regal/train.py peak_memory --kind gas
-    python experiments/regal/train.py makespan --config my.toml --out runs/makespan
+    python experiments/regal/train.py makespan --config train_4.toml --out runs/makespan
 
 Goes on from its checkpoint when it is called again. Writes after each validation: `policy.npz`,
-the best policy so far, and `history.json`, a row a step.
+the best policy so far, and `history.json`, a row a step. A policy that egx is to come with goes to
+`egx/policies/pretrained/KIND_OBJECTIVE_DEVICES.npz`: `regal` and `gas` find it there by its name.
 """
 
 from __future__ import annotations
@@ -49,13 +50,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("objective", choices=["makespan", "peak_memory"])
     parser.add_argument("--kind", default="regal", choices=["regal", "gas"])
-    parser.add_argument("--config", default=str(HERE / "train.toml"))
-    parser.add_argument("--out", help="a folder (default: runs/KIND_OBJECTIVE beside this script)")
+    parser.add_argument("--config", default="train.toml", help="a file here, or a path")
+    parser.add_argument(
+        "--out", help="a folder (default: runs/KIND_OBJECTIVE_DEVICES beside this script)"
+    )
     parser.add_argument("--from", dest="start", help="a policy to start from")
     args = parser.parse_args()
-    config = tomllib.loads(Path(args.config).read_text())
-    out = Path(args.out or HERE / "runs" / f"{args.kind}_{args.objective}")
-    options = dict(config["options"]) | config[args.objective]
+    config = tomllib.loads((HERE / args.config).read_text())
+    name = f"{args.kind}_{args.objective}_{config['devices']}"
+    out = Path(args.out or HERE / "runs" / name)
+    options = config["options"] | config[args.objective] | config.get(args.kind, {})
     steps = options.pop("steps")
     began = time.perf_counter()
 
