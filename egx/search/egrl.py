@@ -377,7 +377,8 @@ def _replace(state: EGRLState, **parts: Any) -> EGRLState:
 def as_in_code(**options: Any) -> EGRL:
     """EGRL with what the authors' training code does differently from their paper: three
     poolings, a bootstrapped target, the actor's largest probabilities before the critic, and a
-    mutation probability of 0.85."""
+    mutation probability of 0.85. That their networks also read the current placements is left
+    out: in an episode of one step these are all DRAM, the same for every op."""
     return EGRL(
         **{
             "evolution": Evolution(mutation=0.85),
