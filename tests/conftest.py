@@ -20,11 +20,13 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-flags = ["--xla_backend_optimization_level=0", "--xla_force_host_platform_device_count=4"]
-# Plain fusions compile faster. XLA ends a process that asks for a flag which it does not know.
+os.environ["XLA_FLAGS"] = (
+    "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=4 "
+    + os.environ.get("XLA_FLAGS", "")
+).strip()
+# Newer XLA has only plain fusions, which compile faster, and ends what asks for them.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-    flags.append("--xla_cpu_use_fusion_emitters=false")
-os.environ["XLA_FLAGS"] = " ".join([*flags, os.environ.get("XLA_FLAGS", "")]).strip()
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import jaxtyping
