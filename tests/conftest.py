@@ -24,7 +24,7 @@ os.environ["XLA_FLAGS"] = (
     "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=4 "
     + os.environ.get("XLA_FLAGS", "")
 ).strip()
-# Newer XLA has only plain fusions, which compile faster, and ends what asks for them.
+# Plain fusions compile faster. Newer XLA has no such flag, and ends a process that sets one.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("MPLBACKEND", "Agg")
