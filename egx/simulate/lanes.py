@@ -35,12 +35,14 @@ class Plans(eqx.Module):
     """Candidates, population innermost; what is None is not decided.
 
     `root` is the cluster of each op, whose device and priority are the root's; `seconds` are a
-    cluster's on its device.
+    cluster's on its device. `order` lists the ops as they are taken, padding last, where that is
+    known and need not follow from priorities.
     """
 
     device: Int[Array, "N P"]
     priority: Float[Array, "N P"] | None = None
     transfer_priority: Float[Array, "U P"] | None = None
+    order: Int[Array, "N P"] | None = None
     root: Int[Array, "N P"] | None = None
     seconds: Float[Array, "N P"] | None = None
 
@@ -229,13 +231,17 @@ class Lanes:
         )
         return counts.reshape(n + 1, self.population).at[n].set(table.inputs[n])
 
+    def runs(self) -> Bool[Array, "N P"]:
+        """Ops and roots; neither padding nor what runs as a part of its root."""
+        real = jnp.broadcast_to(self.table.op_mask[:, None], self.on.shape)
+        if self.root is not None:
+            n = self.table.num_ops
+            real = real & (self.root[:n] == jnp.arange(n, dtype=jnp.int32)[:, None])
+        return real
+
     def startable(self, missing: Int[Array, "N1 P"]) -> Bool[Array, "N P"]:
         """Ops and roots that wait for nothing."""
-        n = self.table.num_ops
-        ready = (missing[:n] == 0) & self.table.op_mask[:, None]
-        if self.root is not None:
-            ready = ready & (self.root[:n] == jnp.arange(n, dtype=jnp.int32)[:, None])
-        return ready
+        return (missing[: self.table.num_ops] == 0) & self.runs()
 
 
 def padded(rows: Array, fill: float) -> Array:

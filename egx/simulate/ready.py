@@ -81,12 +81,12 @@ def order_and_rank(priority: Float[Array, "R P"]) -> tuple[Int[Array, "R P"], In
     """Items by priority, highest first, ties to the lower index; and each item's place there."""
     if priority.shape[0] <= MOST_COUNTED:
         rank = counted(priority)
-        return _inverse(rank), rank
+        return inverse(rank), rank
     order = ranked(priority.T).T
-    return order, _inverse(order)
+    return order, inverse(order)
 
 
-def _inverse(places: Int[Array, "R P"]) -> Int[Array, "R P"]:
+def inverse(places: Int[Array, "R P"]) -> Int[Array, "R P"]:
     """Who stands at each place, from everybody's place, or the other way round."""
     items, population = places.shape
     lane = jnp.arange(population, dtype=jnp.int32)

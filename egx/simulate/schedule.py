@@ -2,7 +2,8 @@
 
 One loop takes ops and times them with their transfers. Each step of a candidate takes an op if the
 last one is done, then handles one use of its outputs. Steps add up to ops plus uses whatever the
-order, so candidates with different orders stay in lockstep.
+order, so candidates with different orders stay in lockstep. Ops that are ready wait in a set from
+which the best is taken; where the order is known, nothing has to wait.
 
 Shapes: N ops, T tensors, U uses, D devices, P candidates.
 """
@@ -18,20 +19,31 @@ from jaxtyping import Array, Bool, Float, Int
 from egx.simulate import ready
 from egx.simulate.execution_table import FIRST_ROW, SECONDS, ExecutionTable
 from egx.simulate.indexing import pick, put, replace, take, take_row
-from egx.simulate.lanes import Lanes, Network, Plans, Times, Trace, kept_times, note, trace_of
+from egx.simulate.lanes import (
+    Lanes,
+    Network,
+    Plans,
+    Times,
+    Trace,
+    kept_times,
+    note,
+    padded,
+    trace_of,
+)
 from egx.simulate.queued import run_queued
 from egx.simulate.residency import peak_units
 
 
 class _State(NamedTuple):
-    """The loop's carry: the op in work, then what has become of everything. An op's entry of
-    `arrived` turns into its place in the order when it is taken."""
+    """The loop's carry: the op in work, then what has become of everything. With a set of ready ops
+    an op's entry of `arrived` turns into its place in the order when it is taken; `missing` and
+    `words` are empty where the order is known."""
 
     done: Bool[Array, " P"]
     row: Int[Array, " P"]
     source: Int[Array, " P"]
     finish: Float[Array, " P"]
-    taken: Float[Array, " P"]
+    taken: Int[Array, " P"]
     missing: Int[Array, " _"]
     arrived: Float[Array, " _"]
     network: Network
@@ -58,21 +70,34 @@ def run_static(
     n = table.num_ops
     lanes = Lanes.of(table, plans)
     population, at = lanes.population, lanes.at
-
-    order, rank = ready.order_and_rank(_priority(plans))
-    by_rank = lanes.with_device(order, ready.reorder(lanes.on, order)).reshape(-1)
-    known = jnp.append(
-        lanes.with_device(rank, lanes.on), jnp.zeros((1, population), jnp.int32), 0
-    ).reshape(-1)
     missing = lanes.missing()
-    words = ready.pack(ready.reorder(lanes.startable(missing), order))
+
+    known = plans.order
+    if known is None and plans.priority is None:
+        # Of equal ops the first ready one is the first one: they stand in a topological order.
+        known = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32)[:, None], lanes.on.shape)
+    if known is None:
+        assert plans.priority is not None
+        order, rank = ready.order_and_rank(plans.priority)
+        words, ops = ready.pack(ready.reorder(lanes.startable(missing), order)), order
+    else:
+        order, rank, words = known, ready.inverse(known), ()
+        # Padding, and what runs as a part of its root, has its turn and does nothing.
+        ops = jnp.where(ready.reorder(lanes.runs(), order), order, n)
+    in_order = lanes.with_device(ops, ready.reorder(lanes.on, order))
+    in_order = padded(in_order, n << lanes.device_bits).reshape(-1)
+    of_op = padded(lanes.with_device(rank, lanes.on), 0).reshape(-1)
 
     def take_op(state: _State) -> _State:
-        """Takes and runs the best ready op of each candidate that has none in work."""
-        wanted = state.done
-        best, found, words = ready.take_highest(state.words, wanted)
-        op, device = lanes.split(take(by_rank, at(best)))
-        op, device = jnp.where(found, op, n), jnp.where(found, device, 0)
+        """Takes and runs the next op of each candidate that has none in work."""
+        wanted, words = state.done, state.words
+        if known is None:
+            place, found, words = ready.take_highest(words, wanted)
+            place = jnp.where(found, place, n)
+        else:
+            place = jnp.where(wanted, jnp.minimum(state.taken, n), n)
+        op, device = lanes.split(take(in_order, at(place)))
+        found = op < n
         entry = at(op)
         numbers = take_row(table.ops, op)
         clock = state.network.clock
@@ -83,13 +108,16 @@ def run_static(
         times = note(state.times, "start_s", entry, start)
         times = note(times, "finish_s", entry, finish)
         clock = replace(clock, device, jnp.where(found, finish, free))
+        arrived = state.arrived
+        if known is None:
+            # Writing what depends on what was read is what lets XLA write in place.
+            arrived = put(arrived, entry, jnp.where(found, state.taken.astype(jnp.float32), since))
         return state._replace(
             row=jnp.where(wanted, numbers[:, FIRST_ROW], state.row),
             source=jnp.where(wanted, device, state.source),
             finish=jnp.where(wanted, finish, state.finish),
-            taken=state.taken + found.astype(jnp.float32),
-            # Writing what depends on what was read is what lets XLA write in place.
-            arrived=put(state.arrived, entry, jnp.where(found, state.taken, since)),
+            taken=state.taken + wanted.astype(jnp.int32),
+            arrived=arrived,
             network=state.network._replace(clock=clock),
             words=words,
             times=times,
@@ -99,20 +127,24 @@ def run_static(
         """Delivers one use of the op in work."""
         row = lanes.read_row(state.row)
         entry = at(row.consumer)
-        rank, target = lanes.split(take(known, entry))
+        rank, target = lanes.split(take(of_op, entry))
         arrival, network, times = lanes.send_once(
             state.network, row, state.source, target, state.finish, state.times, blocking=blocking
         )
-        left = take(state.missing, entry) - 1
         arrival = jnp.maximum(take(state.arrived, entry), arrival)
-        return state._replace(
+        state = state._replace(
             done=row.is_last,
             row=state.row + 1,
-            missing=put(state.missing, entry, left),
             arrived=put(state.arrived, entry, arrival),
             network=network,
-            words=ready.add(state.words, rank, left == 0),
             times=times,
+        )
+        if known is not None:
+            return state
+        left = take(state.missing, entry) - 1
+        return state._replace(
+            missing=put(state.missing, entry, left),
+            words=ready.add(state.words, rank, left == 0),
         )
 
     none = jnp.zeros(population, jnp.int32)
@@ -121,8 +153,8 @@ def run_static(
         row=none,
         source=none,
         finish=jnp.zeros(population, jnp.float32),
-        taken=jnp.zeros(population, jnp.float32),
-        missing=missing.reshape(-1),
+        taken=none,
+        missing=none if known is not None else missing.reshape(-1),
         arrived=lanes.empty(n + 1, 0.0),
         network=lanes.network(),
         words=words,
@@ -131,14 +163,10 @@ def run_static(
     steps = jnp.asarray(table.idle_row, jnp.int32) if bounded else table.num_rows
     state = jax.lax.fori_loop(0, steps, lambda _, s: handle_use(take_op(s)), state)
 
-    place = state.arrived.reshape(n + 1, population)[:n].astype(jnp.int32)
+    place = rank
+    if known is None:
+        place = state.arrived.reshape(n + 1, population)[:n].astype(jnp.int32)
     of_cluster = place if plans.root is None else jnp.take_along_axis(place, plans.root, 0)
     peak = peak_units(table, lanes.on, of_cluster, None, plans.root, places=n + 1)
     makespan = jnp.max(state.network.clock, 0)
     return makespan, peak, trace_of(lanes, state.times, place, None) if trace else None
-
-
-def _priority(plans: Plans) -> Float[Array, "N P"]:
-    if plans.priority is None:
-        return jnp.zeros(plans.device.shape, jnp.float32)
-    return plans.priority

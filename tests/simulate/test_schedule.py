@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from egx.simulate import ready
 from egx.simulate.execution import execute
 from egx.simulate.execution_table import execution_table
+from egx.simulate.lanes import Plans
+from egx.simulate.schedule import run_static
 from tests.simulate import cases
 from tests.simulate import execution_cases as several
 
@@ -62,7 +64,7 @@ def test_agrees_with_oracle(kind, count, transfers):
         seen += compare(graph, hardware, plans, blocking=transfers == "blocking")[1]
 
     check()
-    assert seen > 100
+    assert seen > 40
 
 
 @pytest.mark.parametrize("kind", ["inline", "queued"])
@@ -174,6 +176,33 @@ def test_population_padding_and_bits_do_not_depend_on_the_batch():
     padded = simulate(wide, odd, several.arrays(grown))
     np.testing.assert_array_equal(padded.makespan_s, whole.makespan_s)
     np.testing.assert_array_equal(padded.peak_units, whole.peak_units)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_known_order_needs_no_priorities(blocking):
+    """Orders that are given, each candidate's own, against priorities that bring them about; and
+    that of the ops where there are no priorities at all."""
+
+    @functools.partial(jax.jit, static_argnames="known")
+    def run(graph, hardware, device, by, *, known):
+        plans = Plans(device, order=by) if known else Plans(device, priority=by)
+        return run_static(execution_table(graph, hardware), plans, blocking=blocking)[:2]
+
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        graph = cases.random_graph(rng, 8, most_inputs=3, most_bytes=9, pad_to=(10, 24, 24))
+        hardware = several.random_devices(rng, 3)
+        plans = several.only(several.random_plans(rng, graph, 3), "device", "priority")
+        orders = np.stack([
+            [item[1] for item in several.oracle(graph, hardware, plans, p).static_order()
+             if item[0] == "op"] + [8, 9]
+            for p in range(several.PLANS)
+        ], 1).astype(np.int32)  # fmt: skip
+        device, priority = jnp.asarray(plans["device"].T), jnp.asarray(plans["priority"].T)
+        queued = run(graph, hardware, device, priority, known=False)
+        listed = run(graph, hardware, device, jnp.asarray(orders), known=True)
+        jax.tree.map(np.testing.assert_array_equal, listed, queued)
+        compare(graph, hardware, several.only(plans, "device"), blocking=blocking)
 
 
 @pytest.mark.parametrize("items", [1, 2, 33, 3000, 70_000])
