@@ -1,5 +1,7 @@
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -346,6 +348,13 @@ def test_version(capsys):
         main(["--version"])
     assert done.value.code == 0
     assert capsys.readouterr().out.startswith("egx ")
+
+
+def test_python_runs_it_too():
+    done = subprocess.run(
+        [sys.executable, "-m", "egx", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("egx ")
 
 
 def test_values_of_options_keep_their_type():
