@@ -144,8 +144,8 @@ def shipped_policy(problem: AbstractProblem, kind: str = "regal") -> AbstractPro
         known = sorted(path.stem for path in PRETRAINED.glob(f"{kind}_*.npz"))
         raise SearchError(
             f"no trained policy for {_description(problem)} comes with egx (there are: "
-            f"{', '.join(known) or 'none'}); train one with egx.train(problems, {kind!r}) "
-            f"and give it as policy"
+            f"{', '.join(known) or 'none'}); train one with egx.train(problems, {kind!r})"
+            f"{_command(problem, kind)} and give it as policy"
         )
     policy = load_shipped(name)
     assert isinstance(policy, AbstractProposalPolicy)
@@ -157,6 +157,16 @@ def _shipped_name(problem: AbstractProblem, kind: str) -> str | None:
     if not isinstance(problem, Execution) or tuple(problem.heads) != decided:
         return None
     return f"{kind}_{problem.objective}_{problem.hardware.num_devices}"
+
+
+def _command(problem: AbstractProblem, kind: str) -> str:
+    """The same on the command line, where that makes such problems."""
+    if not isinstance(problem, Execution):
+        return ""
+    return (
+        f" or `egx train --algorithm {kind} --devices {problem.hardware.num_devices} "
+        f"--objective {problem.objective} --decide {','.join(problem.heads)} --out policy`"
+    )
 
 
 def _description(problem: AbstractProblem) -> str:
