@@ -1,360 +1,74 @@
-"""Evaluations per second of the memory simulator, beside a compiled loop over candidates.
+"""How fast the simulators and BRKGA are, beside compiled loops that do the same on one core.
 
-    python experiments/bench_simulators.py    # about two minutes; writes the JSON beside
-    python experiments/bench_simulators.py --models bert --populations 512 --repeats 50
+    taskset -c 0 python experiments/bench_simulators.py        # all parts; many minutes
+    taskset -c 0 python experiments/bench_simulators.py --part execution --no-scaling
+    python experiments/bench_simulators.py --part memory --models bert --populations 512
+    python experiments/bench_simulators.py --tables            # only the tables of what was found
 
-The loop is what one would write without JAX: numba, one core, one candidate after the other, all
-its arrays small enough for the first cache. Both run in turns in one process. Wall seconds (XLA may
-use all cores) and CPU seconds of the process (a fair measure on a machine that others use too) are
-medians. Both must agree on latencies, validity and moved units before they are timed.
+Parts: `memory`, the simulator of memory placement; `execution`, that of several devices; `brkga`,
+a whole genetic algorithm, beside pymoo's too. In each, all contenders take turns in one process and
+must agree before they are timed. CPU seconds of the process are a fair measure on a machine that
+others use too. What is found is written to `bench_simulators.json`, and its tables into
+`bench_simulators.md`; parts that did not run stay as they were.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
-import os
-import platform
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+from benches import brkga, execution, memory, timing
 
-import egx
-from egx.errors import MissingExtraError
-from egx.graph.builder import GraphBuilder
-from egx.graph.graph import Graph, Model, real_sizes
-from egx.hardware.spec import Hardware
-from egx.problems.memory_placement import MemoryPlacement
-from egx.simulate.cost import compute_seconds, last_uses
-from egx.simulate.memory import run
+from egx.files import write_whole
 
-try:
-    import numba
-except ImportError as error:
-    raise MissingExtraError(
-        "the loop to compare with needs numba: pip install 'egx[bench]'"
-    ) from error
-
-SCALING_OPS = (1_000, 3_000, 10_000, 30_000, 80_000)
-SCALING_POPULATION = 32
+PARTS: dict[str, Any] = {"memory": memory, "execution": execution, "brkga": brkga}
 
 
-class Plain(NamedTuple):
-    """A graph and a machine as the loops read them; uses and tensors in runs, one run an op."""
-
-    first_use: np.ndarray
-    use_source: np.ndarray
-    use_units: np.ndarray
-    use_frees: np.ndarray
-    output_units: np.ndarray
-    dead_units: np.ndarray
-    weight_units: np.ndarray
-    compute_s: np.ndarray
-    launch_s: np.float32
-    read_s: np.ndarray
-    write_s: np.ndarray
-    capacity: np.ndarray
-
-
-def plain(graph: Graph, hardware: Hardware) -> Plain:
-    """Lays a graph without padding out for the loops."""
-    ops, tensors, _ = real_sizes(graph)
-    units = np.asarray(graph.tensor_units, np.int64)
-    producer = np.asarray(graph.tensor_producer)
-    uses = np.asarray(graph.use_tensor)
-    unit = np.float32(graph.unit_bytes)
-    idle = ~np.asarray(graph.tensor_is_output)
-    idle[uses] = False
-    return Plain(
-        first_use=np.searchsorted(np.asarray(graph.use_consumer), np.arange(ops + 1)),
-        use_source=producer[uses],
-        use_units=units[uses],
-        use_frees=np.where(np.asarray(last_uses(graph)), units[uses], 0),
-        output_units=np.bincount(producer, units, ops).astype(np.int64),
-        dead_units=np.bincount(producer, units * idle[:tensors], ops).astype(np.int64),
-        weight_units=np.asarray(graph.weight_units, np.int64),
-        compute_s=np.asarray(compute_seconds(graph, hardware)),
-        launch_s=np.float32(hardware.launch_s[0]),
-        read_s=unit / np.asarray(hardware.read_bytes_per_s)[0],
-        write_s=unit / np.asarray(hardware.write_bytes_per_s)[0],
-        capacity=np.asarray(hardware.capacity_units(graph.unit_bytes)[0], np.int64),
-    )
-
-
-@numba.njit
-def loop_valid(g, weights, activations, latency, valid):  # pragma: no cover - compiled
-    """Roofline latency and validity of maps as they are."""
-    levels = len(g.capacity)
-    used, most = np.zeros(levels, np.int64), np.zeros(levels, np.int64)
-    for p in range(len(weights)):
-        used[:] = 0
-        most[:] = 0
-        clock = np.float32(0)
-        for i in range(weights.shape[1]):
-            w, a = weights[p, i], activations[p, i]
-            used[w] += g.weight_units[i]
-            most[w] += g.weight_units[i]
-            used[a] += g.output_units[i]
-            most[a] = max(most[a], used[a])
-            traffic = np.float32(g.output_units[i]) * g.write_s[a]
-            traffic += np.float32(g.weight_units[i]) * g.read_s[w]
-            for u in range(g.first_use[i], g.first_use[i + 1]):
-                source = activations[p, g.use_source[u]]
-                traffic += np.float32(g.use_units[u]) * g.read_s[source]
-                used[source] -= g.use_frees[u]
-            used[a] -= g.dead_units[i]
-            clock += max(g.compute_s[i], traffic) + g.launch_s
-        latency[p] = clock
-        valid[p] = True
-        for m in range(1, levels):
-            valid[p] = valid[p] and most[m] <= g.capacity[m]
-
-
-@numba.njit
-def loop_evaluate(g, weights, activations, prefetch, latency, moved):  # pragma: no cover
-    """Rectification, then roofline or prefetched latency, in one pass over the ops."""
-    levels, ops = len(g.capacity), weights.shape[1]
-    used, most = np.zeros(levels, np.int64), np.zeros(levels, np.int64)
-    free, start = np.zeros(levels, np.float32), np.zeros(ops, np.float32)
-    settled = np.zeros(ops, np.int64)
-    for p in range(len(weights)):
-        used[:] = 0
-        most[:] = 0
-        free[:] = 0
-        clock = np.float32(0)
-        moved[p] = 0
-        for i in range(ops):
-            w = weights[p, i]
-            while w > 0 and most[w] + g.weight_units[i] > g.capacity[w]:
-                w -= 1
-            used[w] += g.weight_units[i]
-            most[w] += g.weight_units[i]
-            a = activations[p, i]
-            while a > 0 and used[a] + g.output_units[i] > g.capacity[a]:
-                a -= 1
-            used[a] += g.output_units[i]
-            most[a] = max(most[a], used[a])
-            settled[i] = a
-            moved[p] += g.weight_units[i] if w != weights[p, i] else 0
-            moved[p] += g.output_units[i] if a != activations[p, i] else 0
-            act = np.float32(g.output_units[i]) * g.write_s[a]
-            for u in range(g.first_use[i], g.first_use[i + 1]):
-                source = settled[g.use_source[u]]
-                act += np.float32(g.use_units[u]) * g.read_s[source]
-                used[source] -= g.use_frees[u]
-            used[a] -= g.dead_units[i]
-            load = np.float32(g.weight_units[i]) * g.read_s[w]
-            if prefetch == 0:
-                clock += max(g.compute_s[i], act + load) + g.launch_s
-            else:
-                begin = clock
-                if g.weight_units[i] > 0:
-                    behind = start[i - prefetch] if i >= prefetch else np.float32(0)
-                    free[w] = max(free[w], behind) + load
-                    begin = max(clock, free[w])
-                start[i] = begin
-                clock = begin + max(g.compute_s[i], act) + g.launch_s
-        latency[p] = clock
-
-
-def in_turns(contenders: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
-    """Median wall and CPU seconds and least wall seconds of each contender, all once per round."""
-    wall: dict[str, list[float]] = {name: [] for name in contenders}
-    cpu: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(repeats):
-        for name, call in contenders.items():
-            began, spent = time.perf_counter(), time.process_time()
-            jax.block_until_ready(call())
-            wall[name].append(time.perf_counter() - began)
-            cpu[name].append(time.process_time() - spent)
-    return {
-        name: {
-            "wall_s": float(np.median(wall[name])),
-            "least_wall_s": min(wall[name]),
-            "cpu_s": float(np.median(cpu[name])),
-        }
-        for name in contenders
-    }
-
-
-def bench(name: str, model: Model, hardware: Hardware, population: int, repeats: int) -> list[dict]:
-    """Rows for one model and one population: three tasks, each by both contenders."""
-    problem = MemoryPlacement(model, hardware)
-    graph = plain(model.graph, hardware)
-    rng = np.random.default_rng(0)
-    shape = (population, model.graph.num_ops)
-    # A mix: from all on level 0, which always fits, to uniform levels.
-    lean = np.linspace(0, 1, population)[:, None]
-    maps = [
-        np.where(rng.random(shape) < lean, rng.integers(0, hardware.num_levels, shape), 0).astype(
-            np.int32
-        )
-        for _ in range(2)
-    ]
-    on_device = [jnp.asarray(x) for x in maps]
-    rows = []
-    for task, prefetch, rectify in (
-        ("validity", 0, False),
-        ("evaluate", 0, True),
-        ("evaluate", 2, True),
-    ):
-
-        @jax.jit
-        def ours(table, weights, activations, prefetch=prefetch, rectify=rectify):
-            def one(w, a):
-                out = run(table, w, a, prefetch=prefetch, rectify=rectify)
-                return out.latency_s, out.moved_units
-
-            return jax.vmap(one)(weights, activations)
-
-        began = time.perf_counter()
-        compiled = ours.lower(problem.table, *on_device).compile()
-        compile_s = time.perf_counter() - began
-        latency, count = np.zeros(population, np.float32), np.zeros(population, np.int64)
-
-        def loop(rectify=rectify, prefetch=prefetch, latency=latency, count=count):
-            if rectify:
-                loop_evaluate(graph, *maps, prefetch, latency, count)
-            else:
-                loop_valid(graph, *maps, latency, count)
-
-        loop()
-        seconds, moved = (np.asarray(x) for x in compiled(problem.table, *on_device))
-        np.testing.assert_allclose(seconds, latency, rtol=1e-4)
-        np.testing.assert_array_equal(moved if rectify else moved == 0, count)
-        call = functools.partial(compiled, problem.table, *on_device)
-        timed = in_turns({"numba": loop, "egx": call}, repeats)
-        row: dict[str, Any] = {
-            "model": name,
-            "ops": shape[1],
-            "uses": real_sizes(model.graph)[2],
-            "population": population,
-            "task": task,
-            "prefetch": prefetch,
-            "valid_share": float(np.mean(count == 0 if rectify else count)),
-            "compile_s": compile_s,
-        }
-        for contender, found in timed.items():
-            row |= {f"{contender}_{key}": value for key, value in found.items()}
-            row[f"{contender}_per_s"] = population / found["wall_s"]
-        for key in ("wall_s", "least_wall_s", "cpu_s"):
-            row[f"speed_up_{key.removesuffix('_s')}"] = row[f"numba_{key}"] / row[f"egx_{key}"]
-        rows.append(row)
-    return rows
-
-
-def chain(ops: int) -> Graph:
-    """A chain in which every fourth op reads one tensor more, from up to 50 ops before."""
-    rng = np.random.default_rng(ops)
-    builder = GraphBuilder("chain")
-    tensors: list[Any] = []
-    for i in range(ops):
-        inputs = tensors[-1:]
-        if i % 4 == 3:
-            inputs = [*inputs, tensors[max(0, i - int(rng.integers(2, 50)))]]
-        tensors += builder.op(
-            f"op{i}",
-            kind="contraction",
-            op_type="matmul",
-            inputs=inputs,
-            output_bytes=[int(rng.integers(1, 2**14))],
-            flops=float(rng.integers(1, 2**24)),
-            weight_bytes=int(rng.integers(1, 2**14)),
-        )
-    return builder.build()
-
-
-def scaling(hardware: Hardware, repeats: int) -> dict[str, Any]:
-    """Seconds per call from 1,000 to 80,000 ops, and the exponent fitted to CPU seconds."""
-    calls: dict[str, Callable[[], Any]] = {}
-    rows = []
-    for ops in SCALING_OPS:
-        problem = MemoryPlacement(chain(ops), hardware)
-        rng = np.random.default_rng(0)
-        shape = (SCALING_POPULATION, ops)
-        maps = [jnp.asarray(rng.integers(0, hardware.num_levels, shape, np.int32)) for _ in "wa"]
-
-        @jax.jit
-        def ours(table, weights, activations):
-            return jax.vmap(lambda w, a: run(table, w, a).latency_s)(weights, activations)
-
-        call = ours.lower(problem.table, *maps).compile()
-        calls[str(ops)] = functools.partial(call, problem.table, *maps)
-    timed = in_turns(calls, repeats)
-    for ops in SCALING_OPS:
-        rows.append({"ops": ops, "population": SCALING_POPULATION, **timed[str(ops)]})
-    logs = np.log([[row["ops"], row["cpu_s"]] for row in rows])
-    exponent = float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
-    return {"rows": rows, "exponent": exponent}
-
-
-def show(rows: list[dict], scaled: dict[str, Any] | None) -> None:
-    """Prints both tables."""
-    print("evaluations per second by wall clock; how many times as fast by wall and by CPU seconds")
-    head = f"{'model':10}{'task':>10}{'k':>3}{'P':>6}{'numba':>12}{'egx':>12}"
-    print(f"{head}{'x wall':>8}{'x CPU':>8}{'compile s':>11}")
-    for row in rows:
-        print(
-            f"{row['model']:10}{row['task']:>10}{row['prefetch']:>3}{row['population']:>6}"
-            f"{row['numba_per_s']:>12,.0f}{row['egx_per_s']:>12,.0f}"
-            f"{row['speed_up_wall']:>8.2f}{row['speed_up_cpu']:>8.2f}{row['compile_s']:>11.2f}"
-        )
-    if scaled:
-        print(f"\nevaluate, population {SCALING_POPULATION}: CPU seconds by number of ops")
-        for row in scaled["rows"]:
-            print(f"{row['ops']:>8,}{row['cpu_s']:>12.4f}")
-        print(f"they grow as ops^{scaled['exponent']:.2f}")
+def write_tables(path: Path, found: dict[str, Any]) -> None:
+    """Puts the tables of each part between its marks."""
+    text = path.read_text()
+    for part, result in found.items():
+        first, last = f"<!-- {part} -->", f"<!-- end of {part} -->"
+        before, rest = text.split(first)
+        after = rest.split(last)[1]
+        made = "\n".join(table.to_markdown() for table in PARTS[part].tables(result))
+        text = f"{before}{first}\n\n{made}\n{last}{after}"
+    write_whole(path, text)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Time the memory simulator beside a numba loop on one core."
-    )
-    parser.add_argument("--models", nargs="+", default=["bert", "resnet50"], metavar="NAME")
-    parser.add_argument("--hardware", default="nnpi", help="a preset or a .toml file")
-    parser.add_argument(
-        "--populations", nargs="+", type=int, default=[22, 128, 512, 4096], metavar="P"
-    )
-    parser.add_argument("--repeats", type=int, default=15, help="rounds; each runs both once")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME")
+    parser.add_argument("--tables", action="store_true", help="run nothing")
+    parser.add_argument("--repeats", type=int, default=15, help="rounds; each runs all once")
     parser.add_argument(
         "--scaling",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="also time graphs of 1,000 to 80,000 ops",
+        help="also graphs of 1,000 to 80,000 ops",
     )
+    parser.add_argument("--models", nargs="+", default=["bert", "resnet50"], help="of memory")
+    parser.add_argument("--hardware", default="nnpi", help="of memory: a preset or .toml file")
+    parser.add_argument("--populations", nargs="+", type=int, default=[22, 128, 512, 4096])
+    parser.add_argument(
+        "--families", nargs="+", default=brkga.FAMILIES, choices=brkga.FAMILIES, help="of brkga"
+    )
+    parser.add_argument("--seeds", type=int, default=20, help="of brkga: runs")
+    parser.add_argument("--slow-seeds", type=int, default=2, help="of brkga: runs of pymoo")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
-    arguments = parser.parse_args()
-
-    hardware = egx.hardware.load(arguments.hardware)
-    rows = []
-    for name in arguments.models:
-        model = egx.load(name)
-        for population in arguments.populations:
-            rows += bench(name, model, hardware, population, arguments.repeats)
-    scaled = scaling(hardware, max(3, arguments.repeats // 3)) if arguments.scaling else None
-    show(rows, scaled)
-    result = {
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "load_average": os.getloadavg(),
-            "device": jax.devices()[0].device_kind,
-            "jax": jax.__version__,
-            "numba": numba.__version__,
-        },
-        "hardware": arguments.hardware,
-        "repeats": arguments.repeats,
-        "rows": rows,
-        "scaling": scaled,
-    }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\nwrote {arguments.out}")
+    options = parser.parse_args()
+    found = json.loads(options.out.read_text()) if options.out.exists() else {}
+    for part in options.part if not options.tables else ():
+        about = timing.about()
+        found[part] = {"about": about, **PARTS[part].measure(options)}
+        write_whole(options.out, json.dumps(found, indent=1) + "\n")
+        for table in PARTS[part].tables(found[part]):
+            print(table, flush=True)
+    text = options.out.with_suffix(".md")
+    if text.exists():
+        write_tables(text, found)
 
 
 if __name__ == "__main__":

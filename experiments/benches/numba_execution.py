@@ -9,17 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numba
 import numpy as np
 
-from egx.errors import MissingExtraError
 from egx.problems.execution import Execution
-
-try:
-    import numba
-except ImportError as error:
-    raise MissingExtraError(
-        "the loop to compare with needs numba: pip install 'egx[bench]'"
-    ) from error
 
 
 @numba.njit(cache=True)
@@ -60,7 +53,7 @@ def loop(
     device, priority, order, first_in, use_tensor, use_consumer, first_out, out_use, first_tensor,
     producer, units, is_output, weight, seconds, latency, rate, unit, makespan, peaks,
 ):  # fmt: skip
-    """Static order, async transfers; with an `order` [N] no queue is needed."""
+    """Static order, async transfers; with an `order` [1 or P, N] no queue is needed."""
     population, ops = device.shape
     devices, tensors = seconds.shape[1], len(units)
     queue = len(order) == 0
@@ -92,7 +85,7 @@ def loop(
                 v = _pop(heap, count, rank)
                 count -= 1
             else:
-                v = order[step]
+                v = order[p if len(order) > 1 else 0, step]
             d = on[v]
             finish = max(clock[d], ready[v]) + seconds[v, d]
             clock[d] = finish
@@ -130,7 +123,8 @@ def loop(
 
 
 def loop_arguments(problem: Execution, order: np.ndarray | None = None) -> tuple[Any, ...]:
-    """What `loop` takes between the plans and its results; `order` [N] stands for a queue."""
+    """What `loop` takes between the plans and its results; `order` [1 or P, N] stands for a
+    queue."""
     graph, hardware = problem.graph, problem.hardware
     ops = graph.num_ops
     producer, tensor = np.asarray(graph.tensor_producer), np.asarray(graph.use_tensor)
@@ -140,7 +134,7 @@ def loop_arguments(problem: Execution, order: np.ndarray | None = None) -> tuple
         return np.append(0, np.cumsum(np.bincount(index, minlength=ops)))
 
     return (
-        np.zeros(0, np.int32) if order is None else order,
+        np.zeros((0, 0), np.int32) if order is None else order,
         first(consumer),
         tensor,
         consumer,
@@ -159,7 +153,7 @@ def loop_arguments(problem: Execution, order: np.ndarray | None = None) -> tuple
 
 
 def compiled_loop(
-    problem: Execution, plans: dict[str, np.ndarray], order: np.ndarray
+    problem: Execution, plans: dict[str, np.ndarray], order: np.ndarray | None
 ) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
     """A call that values all plans: (makespan [P], peaks [P, D] in units)."""
     arguments = loop_arguments(problem, order)

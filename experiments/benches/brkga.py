@@ -1,25 +1,17 @@
 """Seconds of BRKGA with 5,000 evaluations on a graph of 150 ops, beside a compiled loop and pymoo.
 
-    taskset -c 0 python experiments/bench_brkga.py             # a few minutes; prints a table
-    taskset -c 0 python experiments/bench_brkga.py --out FILE  # the table as JSON too
-
 The compiled loop is the same algorithm in numba on one core, with the same parameters, counts and
 decoder semantics. pymoo's BRKGA (when it is installed) runs on the decoder of that loop, a whole
-population at a time, and on the simulator of egx, one candidate at a time. All take turns in one
-process. CPU seconds of the process are a fair measure on a machine that others use too; numbers
-are the least of several runs. Both decoders must agree before anything is timed, and both genetic
-algorithms must find plans of like cost: the mean over seeds is printed.
+population at a time, and on the simulator of egx, one candidate at a time. Both decoders must agree
+before anything is timed, and both genetic algorithms must find plans of like cost: the mean over
+seeds is printed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -27,15 +19,17 @@ import jax
 import jax.numpy as jnp
 import numba
 import numpy as np
-from numba_execution import loop, loop_arguments
 
 from egx.graph.generators import regal_synthetic
 from egx.graph.graph import OP_CLASSES
 from egx.hardware.spec import Hardware
 from egx.problems.execution import Execution
+from egx.report.tables import Table
 from egx.search.brkga import BRKGA, evolve
 from egx.search.keys import decode_flat, width
 from egx.training.loop import run
+
+from .numba_execution import loop, loop_arguments
 
 try:
     from pymoo.algorithms.soo.nonconvex.brkga import BRKGA as PymooBRKGA
@@ -44,6 +38,7 @@ try:
 except ImportError:
     PymooBRKGA = None
 
+OPS, DEVICES, BUDGET = 150, 2, 5000
 FAMILIES = ("erdos_renyi", "stochastic_block", "watts_strogatz", "barabasi_albert")
 
 
@@ -164,29 +159,28 @@ def check_decoders(problem: Execution) -> None:
     np.testing.assert_array_equal(outcome.peak_units, peaks)
 
 
-def compare(family: str, options: argparse.Namespace) -> dict[str, Any]:
-    model = regal_synthetic(np.random.default_rng(0), family, options.ops)
-    problem, search = Execution(model, machine(options.devices)), BRKGA()
+def compare(family: str, seeds: int, slow_seeds: int) -> dict[str, Any]:
+    """Least CPU seconds of each, and the mean of what they find."""
+    model = regal_synthetic(np.random.default_rng(0), family, OPS)
+    problem, search = Execution(model, machine(DEVICES)), BRKGA()
     check_decoders(problem)
-    budget = jnp.asarray(options.budget, jnp.int32)
+    budget = jnp.asarray(BUDGET, jnp.int32)
     pure = eqx.filter_jit(
         lambda problem, budget, key: evolve(search, problem, budget=budget, key=key).cost
     )
     rest = loop_arguments(problem)
-    sizes = (options.budget, search.population, search.elites, search.mutants, float(search.rho))
+    sizes = (BUDGET, search.population, search.elites, search.mutants, float(search.rho))
     jobs: dict[str, Callable[[int], float]] = {
         "egx": lambda seed: float(pure(problem, budget, jax.random.key(seed))),
         "egx, through the driver": lambda seed: (
-            run(search, problem, budget=options.budget, seeds=[seed])[0].cost
+            run(search, problem, budget=BUDGET, seeds=[seed])[0].cost
         ),
         "numba": lambda seed: float(
-            compiled_brkga(
-                np.random.default_rng(seed), *sizes, model.graph.num_ops, options.devices, rest
-            )
+            compiled_brkga(np.random.default_rng(seed), *sizes, model.graph.num_ops, DEVICES, rest)
         ),
     }
     if PymooBRKGA is not None:
-        jobs |= pymoo_runs(problem, options.budget, search)
+        jobs |= pymoo_runs(problem, BUDGET, search)
     start = time.perf_counter()
     jobs["egx"](0)
     compile_s = time.perf_counter() - start
@@ -194,9 +188,9 @@ def compare(family: str, options: argparse.Namespace) -> dict[str, Any]:
         jobs[name](0)
     cpu: dict[str, list[float]] = {name: [] for name in jobs}
     found: dict[str, list[float]] = {name: [] for name in jobs}
-    for seed in range(options.seeds):
+    for seed in range(seeds):
         for name, job in jobs.items():
-            if seed >= options.slow_seeds and name.startswith("pymoo"):
+            if seed >= slow_seeds and name.startswith("pymoo"):
                 continue
             before = time.process_time()
             found[name].append(job(seed))
@@ -205,8 +199,8 @@ def compare(family: str, options: argparse.Namespace) -> dict[str, Any]:
         "family": family,
         "ops": model.graph.num_ops,
         "uses": model.graph.num_uses,
-        "devices": options.devices,
-        "budget": options.budget,
+        "devices": DEVICES,
+        "budget": BUDGET,
         "compile_s": compile_s,
         "cpu_s": {name: min(seconds) for name, seconds in cpu.items()},
         "mean_cost": {name: float(np.mean(costs)) for name, costs in found.items()},
@@ -214,34 +208,26 @@ def compare(family: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--families", nargs="+", default=FAMILIES, choices=FAMILIES)
-    parser.add_argument("--ops", type=int, default=150)
-    parser.add_argument("--devices", type=int, default=2)
-    parser.add_argument("--budget", type=int, default=5000)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--slow-seeds", type=int, default=2, help="runs of pymoo")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    rows = []
-    for family in options.families:
-        row = compare(family, options)
-        rows.append(row)
-        own = row["cpu_s"]["egx"]
-        print(
-            f"{family}, {row['ops']} ops, {row['uses']} uses (compiled in {row['compile_s']:.1f} s)"
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Rows by family of graphs."""
+    rows = [compare(family, options.seeds, options.slow_seeds) for family in options.families]
+    return {"seeds": options.seeds, "slow_seeds": options.slow_seeds, "rows": rows}
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """What `measure` found, for people."""
+    cells = tuple(
+        (
+            row["family"].replace("_", " "),
+            str(row["uses"]),
+            name,
+            f"{seconds:.3f}",
+            f"{seconds / row['cpu_s']['egx']:.2f}",
+            f"{row['mean_cost'][name]:,.0f}",
         )
-        for name, seconds in row["cpu_s"].items():
-            print(
-                f"  {name}: {seconds:.3f} CPU s ({seconds / own:.2f} of egx), "
-                f"mean makespan {row['mean_cost'][name]:.6g}",
-                flush=True,
-            )
-    if options.out:
-        about = {"cores": os.cpu_count(), "machine": platform.machine(), "jax": jax.__version__}
-        options.out.write_text(json.dumps({"about": about, "comparison": rows}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+        for row in result["rows"]
+        for name, seconds in row["cpu_s"].items()
+    )
+    header = ("family", "uses", "who", "CPU s", "of egx", "mean cost")
+    title = f"BRKGA, {BUDGET:,} evaluations, {OPS} ops, {DEVICES} devices"
+    return [Table(header, cells, title=title, left=(0, 2))]
