@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,11 +23,13 @@ CHOICES = (("weights", 3), ("activations", 3))
 SIZES = {"width": 16, "depth": 2, "attention_heads": 4}
 
 
-def graph(ops=21, seed=0):
-    return random_graph(np.random.default_rng(seed), "layered", ops).graph
+ROOM = (32, 64, 96)
 
 
-def problem(graph):
+@functools.cache
+def problem(ops=21, pad_to=None):
+    graph = random_graph(np.random.default_rng(0), "layered", ops).graph
+    graph = graph if pad_to is None else pad_graph(graph, pad_to)
     one = np.ones((1, 1))
     return MemoryPlacement(
         graph,
@@ -40,8 +45,34 @@ def problem(graph):
     )
 
 
-def policy(seed=0, **more):
-    return GraphUNetPolicy(19, CHOICES, key=jax.random.key(seed), **(SIZES | more))
+@functools.cache
+def policy(**more):
+    make = eqx.filter_jit(lambda key: GraphUNetPolicy(19, CHOICES, key=key, **(SIZES | more)))
+    return make(jax.random.key(0))
+
+
+@functools.cache
+def critic(**more):
+    make = eqx.filter_jit(lambda key: GraphUNetCritic(19, 6, key=key, **SIZES, **more))
+    return make(jax.random.key(1))
+
+
+@eqx.filter_jit
+def ask(policy, problem):
+    logits = policy(problem)
+    # Here, for jit puts names in alphabetical order.
+    assert list(logits) == ["weights", "activations"]
+    return logits
+
+
+@eqx.filter_jit
+def ask_of(policy, context):
+    return policy.logits(context)
+
+
+@eqx.filter_jit
+def worth(critic, context, actions):
+    return critic(context, actions)
 
 
 def context(features, adjacency):
@@ -109,10 +140,9 @@ def numpy_logits(policy, features, adjacency):
 
 @pytest.mark.parametrize("ops", [1, 2, 21])
 def test_it_is_the_network_it_says(ops):
-    made, one = problem(graph(ops)), policy()
-    got = one(made)
+    made, one = problem(ops), policy()
+    got = ask(one, made)
     want = numpy_logits(one, made.features, matrix(made.graph))
-    assert list(got) == ["weights", "activations"]
     for name, _ in CHOICES:
         np.testing.assert_allclose(got[name], want[name], atol=2e-5)
     # Ops of different sizes are told apart.
@@ -121,7 +151,7 @@ def test_it_is_the_network_it_says(ops):
 
 
 def test_two_hops_are_the_square_of_the_neighbours():
-    made = problem(pad_graph(graph(), (32, 64, 96)))
+    made = problem(pad_to=ROOM)
     near = matrix(made.graph).astype(int)
     got = np.asarray(graph_context(made).two_hops)
     np.testing.assert_array_equal(got[:21, :21], near @ near > 0)
@@ -130,24 +160,23 @@ def test_two_hops_are_the_square_of_the_neighbours():
 
 @pytest.mark.parametrize("messages", [True, False])
 def test_padding_changes_nothing(messages):
-    plain = problem(graph())
-    padded = problem(pad_graph(graph(), (32, 64, 96)))
-    one = policy(messages=messages)
-    critic = GraphUNetCritic(19, 6, messages=messages, key=jax.random.key(1), **SIZES)
+    plain, padded = problem(), problem(pad_to=ROOM)
+    one, two = policy(messages=messages), critic(messages=messages)
     actions = jax.random.uniform(jax.random.key(2), (21, 6))
-    for name, value in one(padded).items():
-        np.testing.assert_allclose(value[:21], one(plain)[name], atol=2e-5)
+    expected = ask(one, plain)
+    for name, value in ask(one, padded).items():
+        np.testing.assert_allclose(value[:21], expected[name], atol=2e-5)
         assert (np.asarray(value[21:]) == 0).all()
-    got = critic(graph_context(padded), jnp.concatenate([actions, jnp.zeros((11, 6))]))
-    np.testing.assert_allclose(got, critic(graph_context(plain), actions), rtol=1e-4)
+    got = worth(two, graph_context(padded), jnp.concatenate([actions, jnp.zeros((11, 6))]))
+    np.testing.assert_allclose(got, worth(two, graph_context(plain), actions), rtol=1e-4)
 
 
 def test_relabelled_ops_get_the_same_logits():
-    made, one = problem(graph()), policy()
+    made, one = problem(), policy()
     features, near = np.asarray(made.features), matrix(made.graph)
     order = np.random.default_rng(1).permutation(len(near))
-    want = one.logits(context(features, near))
-    got = one.logits(context(features[order], near[np.ix_(order, order)]))
+    want = ask_of(one, context(features, near))
+    got = ask_of(one, context(features[order], near[np.ix_(order, order)]))
     for name, value in want.items():
         np.testing.assert_allclose(got[name], value[order], atol=2e-5)
 
@@ -160,19 +189,19 @@ def test_messages_run_both_ways_and_only_with_messages(messages):
     changed[2] += 0.5
     one = policy(messages=messages, depth=1)
     difference = np.abs(
-        one.logits(context(changed, near))["weights"]
-        - one.logits(context(features, near))["weights"]
+        ask_of(one, context(changed, near))["weights"]
+        - ask_of(one, context(features, near))["weights"]
     ).max(axis=1)
     assert difference[2] > 1e-4
     assert ((difference[[1, 3]] > 1e-6) == messages).all()
 
 
 def test_a_batch_of_actions_is_valued_one_by_one():
-    shared = graph_context(problem(graph()))
-    critic = GraphUNetCritic(19, 6, key=jax.random.key(1), **SIZES)
+    shared, two = graph_context(problem()), critic(messages=True)
     actions = jax.random.uniform(jax.random.key(2), (3, 21, 6))
-    together = jax.vmap(critic, in_axes=(None, 0))(shared, actions)
-    alone = jnp.stack([jnp.stack(critic(shared, one)) for one in actions])
+    every = eqx.filter_jit(lambda critic, *given: jax.vmap(critic, in_axes=(None, 0))(*given))
+    together = every(two, shared, actions)
+    alone = jnp.stack([jnp.stack(worth(two, shared, one)) for one in actions])
     np.testing.assert_allclose(jnp.stack(together, 1), alone, rtol=1e-4)
     assert not np.allclose(alone[:, 0], alone[:, 1])
 
@@ -180,11 +209,12 @@ def test_a_batch_of_actions_is_valued_one_by_one():
 def test_it_is_rebuilt_from_its_configuration():
     one = policy(real_levels=5)
     kind = POLICIES["graph_unet"]
-    other = kind.from_config(one.config(), jax.random.key(7))
+    rebuild = eqx.filter_jit(lambda key: kind.from_config(one.config(), key))
+    other = rebuild(jax.random.key(7))
     assert other.config() == one.config()
     assert jax.tree.structure(other) == jax.tree.structure(one)
     assert not np.array_equal(other.hidden[0].weight, one.hidden[0].weight)
-    same = kind.from_config(one.config(), jax.random.key(0))
+    same = rebuild(jax.random.key(0))
     for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(one), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -192,20 +222,21 @@ def test_it_is_rebuilt_from_its_configuration():
 def test_its_size_does_not_depend_on_the_graph():
     one = policy()
     for ops in (3, 30):
-        assert one(problem(graph(ops)))["weights"].shape == (ops, 3)
+        assert ask(one, problem(ops))["weights"].shape == (ops, 3)
 
 
 def test_decisions_are_greedy_or_sampled():
-    made, one = problem(graph()), policy()
-    greedy = one.decide(made)
-    np.testing.assert_array_equal(greedy["weights"], jnp.argmax(one(made)["weights"], axis=1))
-    first = one.decide(made, key=jax.random.key(0))
+    made, one = problem(), policy()
+    decide = eqx.filter_jit(lambda policy, problem, key: policy.decide(problem, key=key))
+    greedy = decide(one, made, None)
+    np.testing.assert_array_equal(greedy["weights"], jnp.argmax(ask(one, made)["weights"], axis=1))
+    first = decide(one, made, jax.random.key(0))
     assert not np.array_equal(first["weights"], greedy["weights"])
     assert np.isfinite(made.evaluate(first).cost)
 
 
 def test_what_does_not_fit_is_refused():
-    made = problem(graph())
+    made = problem()
     with pytest.raises(SearchError, match=r"decides .*'weights': 2.* asks for .*'weights': 3"):
         GraphUNetPolicy(19, (("weights", 2), ("activations", 3)), key=jax.random.key(0), **SIZES)(
             made
