@@ -89,7 +89,8 @@ def tables(config: Mapping[str, Any], folder: Path, out: Path) -> None:
         return
 
     def shown(values: list[float | None]) -> str:
-        numbers = [value for value in values if value is not None]
+        # None was not measured; NaN is the mean over no graphs.
+        numbers = [value for value in values if value is not None and not math.isnan(value)]
         if not numbers:
             return ""
         if not all(map(math.isfinite, numbers)):

@@ -7,7 +7,7 @@ A case builds the graph, compiles the network (as it comes with egx) and asks it
 plan; peaks of memory are of the process, from its start to where the plan is there and to the end
 of all. Then the plans that need no search, each valued by the simulator; and `go_plus` with few
 evaluations, which starts from all known plans and the network's, in a process of its own.
-Rows are kept in `results/large.json`; what is there is not made again.
+Rows are kept in `results/large.json`, as far as they have come; a whole one is not made again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,8 @@ def built(case: str) -> egx.Execution:
     return egx.Execution(graph, egx.hardware.load(MACHINE), decide=TASKS["joint"], order="runtime")
 
 
-def at_once(case: str) -> dict[str, Any]:
-    """The network's plan and the known ones."""
+def at_once(case: str) -> Iterator[dict[str, Any]]:
+    """The network's plan, then the known ones: the row so far after each."""
     title, model, options = CASES[case]
     watch = Watch()
     graph = egx.load(model, **options)
@@ -111,26 +111,29 @@ def at_once(case: str) -> dict[str, Any]:
     seconds["compile"] = watch()
     plan = jax.block_until_ready(compiled(policy, problem))
     seconds["network"] = watch()
-    peak = peak_mib()
-    costs: dict[str, float] = {"go at once": cost(problem, plan)}
-    seconds["first evaluation"] = watch()
+    ops, tensors, uses = real_sizes(problem.graph)
+    costs: dict[str, float] = {}
+    row: dict[str, Any] = {
+        "title": title, "ops": ops, "tensors": tensors, "uses": uses, "machine": MACHINE,
+        "costs_s": costs, "seconds": seconds, "peak_mib_at_plan": peak_mib(),
+    }  # fmt: skip
+    yield row
+    watch()
     costs["go at once"] = cost(problem, plan)
+    seconds["first evaluation"] = watch()
+    cost(problem, plan)
     seconds["evaluation"] = watch()
+    yield {**row, "peak_mib": peak_mib()}
     for name, make in PLANS.items():
+        watch()
         made = make(problem)
         seconds[name] = watch()
         costs[name] = cost(problem, made)
-        watch()
-        print(f"{title}: {name} {1e3 * costs[name]:.1f} ms", file=sys.stderr, flush=True)
-    ops, tensors, uses = real_sizes(problem.graph)
-    return {
-        "title": title, "ops": ops, "tensors": tensors, "uses": uses, "machine": MACHINE,
-        "costs_s": costs, "seconds": seconds, "peak_mib_at_plan": peak, "peak_mib": peak_mib(),
-        "bound_s": problem.lower_bound(),
-    }  # fmt: skip
+        yield {**row, "peak_mib": peak_mib()}
+    yield {**row, "peak_mib": peak_mib(), "bound_s": problem.lower_bound()}
 
 
-def searched(case: str) -> dict[str, Any]:
+def searched(case: str) -> Iterator[dict[str, Any]]:
     """What few evaluations of `go_plus` make of it."""
     problem = built(case)
     policy = load_policy(PRETRAINED / "go.npz")
@@ -139,7 +142,7 @@ def searched(case: str) -> dict[str, Any]:
     history = found.history
     best = [float(c) if ok else math.inf
             for c, ok in zip(history.best_cost, history.best_feasible, strict=True)]  # fmt: skip
-    return {
+    yield {
         "cost": found.cost if found.feasible else math.inf,
         "evaluations": found.evaluations,
         "seconds": found.seconds,
@@ -148,6 +151,9 @@ def searched(case: str) -> dict[str, Any]:
         "history": [[int(at), one] for at, one in zip(history.evaluations, best, strict=True)],
         "peak_mib": peak_mib(),
     }
+
+
+TIMES = ("graph", "problem", "compile", "network", "evaluation", "heft_fused", "heft_readers")
 
 
 def _ms(value: float | None) -> str:
@@ -159,26 +165,24 @@ def _ms(value: float | None) -> str:
 def tables(rows: dict[str, dict[str, Any]]) -> str:
     times, costs = [], []
     for row in rows.values():
-        known = row["costs_s"]
-        took = row["seconds"]
+        took, known, search = row["seconds"], row["costs_s"], row.get("search")
+        peaks = (row["peak_mib_at_plan"], row.get("peak_mib"))
         times.append((
-            row["title"], f"{row['ops']:,}", f"{row['uses']:,}",
-            *(f"{took[name]['s']:.1f}" for name in
-              ("graph", "problem", "compile", "network", "evaluation", "heft_readers")),
-            f"{row['peak_mib_at_plan'] / 1024:.2f}", f"{row['peak_mib'] / 1024:.2f}",
+            row["title"], f"{row['ops']:,}", f"{row['uses']:,}", str(row["cores"]),
+            *(f"{took[name]['s']:.1f} ({took[name]['cpu_s']:.1f})" if name in took else ""
+              for name in TIMES),
+            *(f"{peak / 1024:.2f}" if peak else "" for peak in peaks),
         ))  # fmt: skip
-        search = row.get("search")
-        more = ("", "")
-        if search:
-            more = (_ms(search["cost"]), f"{search['seconds']:,.0f}")
         costs.append((
-            row["title"], *(_ms(known[name]) for name in ("go at once", *PLANS)), *more,
-            _ms(row["bound_s"]),
+            row["title"],
+            *(_ms(known[name]) if name in known else "" for name in ("go at once", *PLANS)),
+            *((_ms(search["cost"]), f"{search['seconds']:,.0f}") if search else ("", "")),
+            _ms(row["bound_s"]) if "bound_s" in row else "",
         ))  # fmt: skip
     first = Table(
-        ("graph", "ops", "uses", "graph, s", "problem, s", "compile, s", "network, s",
-         "one evaluation, s", "heft_readers, s", "peak at the plan, GiB", "peak, GiB"),
-        tuple(times), title=f"80,000 ops on {MACHINE}: seconds and memory",
+        ("graph", "ops", "uses", "cores", *TIMES, "peak at the plan, GiB", "peak, GiB"),
+        tuple(times), title=f"80,000 ops on {MACHINE}: seconds (of CPU) and memory",
+        note="network: from the problem to the plan, compiled. evaluation: of one plan, compiled.",
     )  # fmt: skip
     second = Table(
         ("graph", "go at once", *PLANS, f"go_plus, {BUDGET} evaluations", "seconds of it", "bound"),
@@ -195,34 +199,41 @@ def main() -> None:
     parser.add_argument("--no-search", action="store_true", help="leave the searches for later")
     args = parser.parse_args()
     if args.case is not None:
-        print(json.dumps((searched if args.search else at_once)(args.case)))
+        for row in (searched if args.search else at_once)(args.case):
+            print(json.dumps(row), flush=True)
         return
     path = OUT.with_suffix(".json")
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    rows = kept.get("rows", {})
+    rows = json.loads(path.read_text())["rows"] if path.exists() else {}
 
-    def run(*more: str) -> dict[str, Any]:
-        done = subprocess.run(
-            [sys.executable, __file__, *more], check=True, stdout=subprocess.PIPE, text=True
-        )
-        row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        # As told to the process, which inherits them.
-        return {**row, "cores": len(os.sched_getaffinity(0))}
+    def run(*more: str) -> Iterator[dict[str, Any]]:
+        command = [sys.executable, __file__, *more]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                # Cores as this process has them, which the other inherits.
+                yield {**json.loads(line), "cores": len(os.sched_getaffinity(0))}
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
 
     def write() -> None:
         about = {"processor": platform.processor() or platform.machine(), "jax": jax.__version__}
         text = json.dumps({"about": about, "rows": rows}, indent=1).replace("Infinity", "null")
         ordered = {name: rows[name] for name in CASES if name in rows}
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text + "\n")
         write_whole(OUT.with_suffix(".md"), tables(ordered))
 
     for case in args.cases:
-        if case not in rows:
-            rows[case] = run("--case", case)
-            write()
+        # Its last part.
+        if "bound_s" not in rows.get(case, {}):
+            for row in run("--case", case):
+                rows[case] = row
+                print(f"{case}: {list(row['seconds'])[-1]} done", flush=True)
+                write()
         if not args.no_search and "search" not in rows[case]:
-            rows[case]["search"] = run("--case", case, "--search")
-            write()
+            for row in run("--case", case, "--search"):
+                rows[case]["search"] = row
+                write()
 
 
 if __name__ == "__main__":

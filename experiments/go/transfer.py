@@ -230,7 +230,8 @@ def tables(config: Mapping[str, Any], runs: Path, out: Path) -> None:
         return
     columns = (DEFAULT, HUMAN, READERS, *FOUND)
     means = [
-        (name, *(_ratio(kept.get(column)) for column in columns)) for name, kept in ratios.items()
+        (name, *(_ratio(kept.get(column), len(kept[DEFAULT])) for column in columns))
+        for name, kept in ratios.items()
     ]
     evaluations = config["finetune_steps"] * config["finetune"].get("batch", Go().batch)
     note = (
@@ -261,8 +262,9 @@ def tables(config: Mapping[str, Any], runs: Path, out: Path) -> None:
     write_whole(out / "results.json", plain.replace("Infinity", "null") + "\n")
 
 
-def _ratio(values: Sequence[float] | None) -> str:
-    if not values:
+def _ratio(values: Sequence[float] | None, graphs: int) -> str:
+    """The mean over all graphs; nothing before each of them has been tried."""
+    if not values or len(values) < graphs:
         return ""
     return f"{geometric_mean(values):.3f}" if all(map(math.isfinite, values)) else "does not fit"
 
