@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 
 import equinox as eqx
@@ -149,6 +150,25 @@ def test_resumed_training_gives_the_same_bits(tmp_path):
         small(7, checkpoint_dir=tmp_path / "parts")
     with pytest.raises(CheckpointError, match=r"of another training: .*seed: saved 0, now 1"):
         small(7, checkpoint_dir=tmp_path / "parts", resume=True, seed=1)
+
+
+def test_a_killed_training_goes_on_to_the_same_bits(tmp_path):
+    """What a kill leaves: the folder as it was after some step, and nothing said."""
+
+    def copy(progress):
+        if progress.evaluations == 4:
+            shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+
+    straight = small(7, checkpoint_dir=tmp_path / "whole", checkpoint_every_s=0.0, progress=copy)
+    steps = []
+    resumed = small(
+        7,
+        checkpoint_dir=tmp_path / "killed",
+        resume=True,
+        progress=lambda p: steps.append(p.evaluations),
+    )
+    assert steps == [4, 5, 6, 7]
+    same(resumed, straight)
 
 
 def test_ctrl_c_keeps_the_best():
