@@ -27,6 +27,8 @@ def over_population(
     def whole(shared: Any, common: Arrays, each: Arrays) -> Any:
         population = jax.tree.leaves(each)[0].shape[0]
         count = 1 if pieces is None else min(pieces(each), population)
+        if population == 1:
+            return jax.tree.map(lambda x: x[:1], run(shared, common, jax.tree.map(_twice, each)))
         if count == 1:
             return run(shared, common, each)
         size = -(-population // count)
@@ -68,9 +70,8 @@ def over_population(
 
     @jax.custom_batching.custom_vmap
     def one(shared: Any, arrays: Arrays) -> Any:
-        return jax.tree.map(
-            lambda x: x[0], run(shared, {}, {name: x[None] for name, x in arrays.items()})
-        )
+        each = {name: _twice(x[None]) for name, x in arrays.items()}
+        return jax.tree.map(lambda x: x[0], run(shared, {}, each))
 
     @one.def_vmap
     def one_rule(size: int, batched: Any, shared: Any, arrays: Arrays) -> Any:
@@ -85,6 +86,12 @@ def over_population(
         return out, jax.tree.map(lambda _: True, out)
 
     return one
+
+
+def _twice(x: Any) -> Any:
+    """One candidate as two. Of a loop over one, XLA's CPU compiler copies all arrays in each step,
+    which makes its cost quadratic in the size of the graph; over two it writes in place."""
+    return jnp.concatenate([x, x])
 
 
 def _spread(tree: Any, batched: Any, size: int) -> Any:
