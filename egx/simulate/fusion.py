@@ -56,24 +56,22 @@ def cluster_roots(graph: Graph, fusion: Int[Array, "N P"]) -> Int[Array, "N P"]:
     def visit(level: Array, k: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         root, weight, target, together = carry
         v, c = producer[k], consumer[k]
+        here = v * population + lane
         # What v joined earlier may have joined another cluster since; it was visited before v,
         # so one look brings v up to date, and every later op already is.
-        own = jax.lax.dynamic_index_in_dim(root, v, 0, keepdims=False)
-        own = take(root.reshape(-1), own * population + lane)
-        reads = jax.lax.dynamic_index_in_dim(root, c, 0, keepdims=False)
+        own = take(root, take(root, here) * population + lane)
+        reads = take(root, c * population + lane)
         together = jnp.where(is_first[k], True, together & (reads == target))
         target = jnp.where(is_first[k], reads, target)
 
-        mine = jax.lax.dynamic_index_in_dim(weight, v, 0, keepdims=False)
         at = target * population + lane
-        theirs = take(weight.reshape(-1), at)
-        both = mine + theirs
+        theirs = take(weight, at)
+        both = take(weight, here) + theirs
         fits = (both < 2 * _HOLDS_CONTRACTION) & (both % _HOLDS_CONTRACTION <= LARGEST)
-        asked = jax.lax.dynamic_index_in_dim(fusion, v, 0, keepdims=False) == level
+        asked = take(levels, here) == level
         join = asked & together & fits & joins[v] & is_last[k] & ~take(is_opaque, target)
-        weight = put(weight.reshape(-1), at, jnp.where(join, both, theirs)).reshape(weight.shape)
-        own = jnp.where(join, target, own)
-        root = jax.lax.dynamic_update_index_in_dim(root, own, v, 0)
+        weight = put(weight, at, jnp.where(join, both, theirs))
+        root = put(root, here, jnp.where(join, target, own))
         return root, weight, target, together
 
     def one_level(passed: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -83,11 +81,11 @@ def cluster_roots(graph: Graph, fusion: Int[Array, "N P"]) -> Int[Array, "N P"]:
         out = jax.lax.fori_loop(0, count, lambda k, c: visit(level, k, c), start)
         return out[0], out[1]
 
-    highest = jnp.max(fusion)
+    levels, highest = fusion.reshape(-1), jnp.max(fusion)
     weight = jnp.where(graph.op_class == CONTRACTION, _HOLDS_CONTRACTION + 1, 1)
-    weight = jnp.broadcast_to(weight.astype(jnp.int32)[:, None], (n, population))
-    root, _ = jax.lax.fori_loop(0, highest, one_level, (alone, weight))
-    return root
+    weight = jnp.repeat(weight.astype(jnp.int32), population)
+    root, _ = jax.lax.fori_loop(0, highest, one_level, (alone.reshape(-1), weight))
+    return root.reshape(n, population)
 
 
 def cluster_seconds(
