@@ -112,7 +112,8 @@ def verdict(setting: Setting, stats: Stats, budget: int) -> str:
     text += _against(learned, "`regal`", "seeded", "seeded BRKGA")
     heft = stats.get(("heft", 1))
     if heft is not None and not np.isnan(heft["gain"]):
-        text += f" HEFT alone is {_lower(heft['gain'])} than plain BRKGA."
+        where = "" if heft["fits"] == 1 else f", where it fits ({100 * heft['fits']:.0f} %)"
+        text += f" HEFT alone is {_lower(heft['gain'])} than plain BRKGA{where}."
         text += _against(learned, "`regal`", "heft", "HEFT")
         text += _against(plus, "`regal_plus`", "heft", "HEFT")
     others = [s for s in ranked[:4] if not np.isnan(s["second_gain"])]
@@ -172,8 +173,8 @@ def missing(
         if not have:
             lines.append(f"- {words(setting)}: nothing.")
             continue
-        lacks = [m for m in methods if have.get(m, 0) == 0]
-        note = f"; without {', '.join(lacks)}" if lacks else ""
+        lacks = [m for m in methods if 2 * have.get(m, 0) < have.get("brkga", 0)]
+        note = f"; on none or few of them {', '.join(lacks)}" if lacks else ""
         lines.append(
             f"- {words(setting)}: {have.get('brkga', 0)} of at most {setting.graphs} graphs, "
             f"{have.get('cp_sat', 0)} of {setting.exact} by CP-SAT{note}."

@@ -251,13 +251,27 @@ def passes_filter(found: Found, low: int) -> np.ndarray:
 
 
 def common_graphs(found: Found, budgets: Sequence[int]) -> np.ndarray:
-    """The graphs that all searchers of the main comparison have done, of those that did any."""
+    """The graphs that all searchers of the main comparison have done, of those that did at least
+    half of them."""
     kept = np.ones(len(found.graphs), bool)
     for name in MAIN:
         for budget in budgets:
             if (name, budget) in found.cost:
-                kept &= ~np.isnan(found.cost[name, budget])
+                has = ~np.isnan(found.cost[name, budget])
+                kept &= has | (2 * has.sum() < len(has))
     return kept
+
+
+def compared(found: Found, budgets: Sequence[int]) -> dict[tuple[str, int], dict[str, Any]]:
+    """The statistics of whatever has done all graphs that are common, on these."""
+    kept = common_graphs(found, budgets)
+    if not kept.any():
+        return {}
+    return {
+        key: statistics(found, key, kept)
+        for key, cost in found.cost.items()
+        if not np.isnan(cost[kept]).any()
+    }
 
 
 def picture(found: Found, setting: Setting, budget: int, path: Path) -> None:
@@ -317,9 +331,9 @@ def write_tables(
             "cp_sat": found.solved,
             "all": [statistics(found, key, every) for key in found.cost],
         }
-        common = common_graphs(found, budgets)
-        if common.any():
-            main[setting.name] = setting, {k: statistics(found, k, common) for k in found.cost}
+        stats = compared(found, budgets)
+        if stats:
+            main[setting.name] = setting, stats
         counts[setting.name] = {
             name: int((~np.isnan(cost)).sum()) for (name, _), cost in found.cost.items()
         } | {"cp_sat": sum(found.solved.values())}

@@ -7,7 +7,6 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "regal"
@@ -35,9 +34,7 @@ def said():
                     }  # fmt: skip
                     file.write(json.dumps(row) + "\n")
         found = tables.read(path)
-        every = np.ones(len(found.graphs), bool)
-        stats = {key: tables.statistics(found, key, every) for key in found.cost}
-        return readme.verdict(setting, stats, 5000)
+        return readme.verdict(setting, tables.compared(found, [5000]), 5000)
 
     yield say
     sys.path.remove(str(FOLDER))
@@ -87,3 +84,18 @@ def test_what_does_not_fit_is_behind_and_peaks_are_counted_twice(said, tmp_path)
     text = said(tmp_path, costs, "peak_memory", peak_along_time=7)
     assert text.index("regal plus +1.00 %") < text.index("regal +50.00 % (fits on 50 %)")
     assert "Their peaks counted along time: regal plus +0.00 %" in text
+
+
+def test_what_ran_on_few_graphs_is_not_ranked(said, tmp_path):
+    costs = {
+        "brkga": [100.0] * 4,
+        "brkga_seeded": [90.0, 91.0, 92.0, 91.0],
+        "local": [50.0],
+        "regal": [50.0],
+        "heft": [95.0] * 4,
+        "bound": [40.0] * 4,
+    }
+    text = said(tmp_path, costs)
+    assert "(4 graphs): in the mean first brkga seeded +9.00 %" in text
+    assert "local" not in text
+    assert "`regal`" not in text
