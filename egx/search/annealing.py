@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
+from egx.search.base import AbstractSearch, Metrics, Scalar, check_whole, scalar
 from egx.search.genome import Genes, Genome, decode, encode
 from egx.search.moves import check_start, exchange, make_room, shift_one, start_genes
 
@@ -57,6 +57,9 @@ class Annealing(AbstractSearch):
     chains: int = eqx.field(static=True, default=1)
     start: str = eqx.field(static=True, default="reference")
     repair: bool = eqx.field(static=True, default=False)
+
+    def __check_init__(self) -> None:
+        check_whole(self, chains=1)
 
     @property
     def batch_size(self) -> int:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from egx.errors import SearchError
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
 
 Metrics = dict[str, Float[Array, ""]]
@@ -29,6 +30,15 @@ def scalar(value: Any) -> Any:
     class is made, and importing must not start a device.
     """
     return value if isinstance(value, jax.Array) else np.asarray(value, np.float32)
+
+
+def check_whole(part: Any, **least: int) -> None:
+    """Raises SearchError for a field of `part` that is no whole number of at least what is named
+    for it."""
+    for name, low in least.items():
+        number = getattr(part, name)
+        if not isinstance(number, int) or isinstance(number, bool) or number < low:
+            raise SearchError(f"{name} must be a whole number of {low} or more, got {number!r}")
 
 
 class Incumbent(eqx.Module):

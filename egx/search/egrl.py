@@ -28,7 +28,7 @@ from egx.policies.context import GraphContext, graph_context
 from egx.policies.distributions import Levels, greedy, probabilities, sample, to_decisions
 from egx.policies.graph_unet import GraphUNetCritic, GraphUNetPolicy
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics, State
+from egx.search.base import AbstractSearch, Metrics, State, check_whole
 from egx.search.evolution import Evolution, Layout, Population, Stacked, slots
 from egx.search.replay import Replay, add, empty_replay
 from egx.search.sac import SAC, SACState
@@ -97,16 +97,19 @@ class EGRL(AbstractSearch):
     def __check_init__(self) -> None:
         if not (self.population or self.policy_gradient):
             raise SearchError("egrl needs the population, the policy gradient, or both")
+        check_whole(
+            self, exploring=0, width=1, depth=0, attention_heads=1, buffer_capacity=1, real_levels=2
+        )
         if not 0.0 <= self.boltzmann_share <= 1.0:
             raise SearchError(f"boltzmann_share must be 0 to 1, got {self.boltzmann_share}")
         evolution = self.evolution
+        check_whole(evolution, size=2, elites=1, tournament=1)
+        check_whole(self.sac, batch=1)
         if not 1 <= evolution.elites < evolution.size:
             raise SearchError(
                 f"elites must be 1 to {evolution.size - 1} in a population of {evolution.size}, "
                 f"got {evolution.elites}"
             )
-        if self.exploring < 0:
-            raise SearchError(f"exploring must be 0 or more, got {self.exploring}")
         if self.buffer_capacity < self.batch_size:
             raise SearchError(
                 f"buffer_capacity must hold a generation ({self.batch_size}), "

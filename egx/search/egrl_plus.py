@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from egx.errors import SearchError
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
+from egx.search.base import AbstractSearch, Metrics, Scalar, check_whole, scalar
 from egx.search.genome import (
     Genes,
     Genome,
@@ -93,6 +94,11 @@ class EGRLPlus(AbstractSearch):
     swaps: bool = eqx.field(static=True, default=True)
     repair: bool = eqx.field(static=True, default=True)
     halving: bool = eqx.field(static=True, default=True)
+
+    def __check_init__(self) -> None:
+        check_whole(self, batch=1, elites=1, max_moves=1, guided=0)
+        if self.guided > self.batch:
+            raise SearchError(f"guided must be 0 to {self.batch} (batch), got {self.guided}")
 
     @property
     def batch_size(self) -> int:

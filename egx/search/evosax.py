@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from egx.errors import SearchError
 from egx.policies.base import AbstractPolicy
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
+from egx.search.base import AbstractSearch, Metrics, Scalar, check_whole, scalar
 from egx.search.brkga_strategy import brkga_strategy
 
 FULL_MATRIX = ("CMA_ES", "MA_ES", "SV_CMA_ES", "iAMaLGaM_Full", "xNES")
@@ -118,6 +118,9 @@ class EvosaxSearch(AbstractSearch):
     population: int = eqx.field(static=True, default=32)
     learning_rate: float | None = eqx.field(static=True, default=None)
     arguments: Options = eqx.field(static=True, converter=_options, default=())
+
+    def __check_init__(self) -> None:
+        check_whole(self, population=1)
 
     @property
     def batch_size(self) -> int:

@@ -23,7 +23,7 @@ from egx.policies.go_inputs import GoContext
 from egx.policies.go_net import NETWORK_OPTIONS, GoPolicy, tasks_of
 from egx.policies.loading import load_shipped
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics
+from egx.search.base import AbstractSearch, Metrics, check_whole
 from egx.search.ppo import PPO, Baseline, Learner, advantages, learn, new_baseline, new_learner
 
 SHIPPED = "go"
@@ -71,8 +71,7 @@ class Go(AbstractSearch):
     joint: bool = eqx.field(static=True, default=True)
 
     def __check_init__(self) -> None:
-        if not isinstance(self.batch, int) or isinstance(self.batch, bool) or self.batch < 1:
-            raise SearchError(f"batch must be a whole number of 1 or more, got {self.batch!r}")
+        check_whole(self, batch=1)
         if self.policy is not None and not isinstance(self.policy, GoPolicy):
             raise SearchError(
                 f"go takes a policy that egx.train(problems, 'go') gave, "

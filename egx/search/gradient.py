@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
+from egx.search.base import AbstractSearch, Metrics, Scalar, check_whole, scalar
 from egx.search.lagrangian import Descent, Relaxation, rounded
 
 
@@ -44,6 +44,9 @@ class GradientSearch(AbstractSearch):
     penalty_spread: Scalar = eqx.field(converter=scalar, default=10.0)
     batch: int = eqx.field(static=True, default=8)
     sampling: bool = eqx.field(static=True, default=True)
+
+    def __check_init__(self) -> None:
+        check_whole(self, batch=1)
 
     @property
     def batch_size(self) -> int:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics
+from egx.search.base import AbstractSearch, Metrics, check_whole
 
 
 class Pass(eqx.Module):
@@ -42,6 +42,9 @@ class GreedyDP(AbstractSearch):
 
     real_levels: int = eqx.field(static=True, default=4)
     batch: int = eqx.field(static=True, default=1)
+
+    def __check_init__(self) -> None:
+        check_whole(self, real_levels=2, batch=1)
 
     @property
     def batch_size(self) -> int:

@@ -35,7 +35,7 @@ from egx.policies.hdp_net import (
 )
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
 from egx.search.adam import descend, no_moments
-from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
+from egx.search.base import AbstractSearch, Metrics, Scalar, check_whole, scalar
 
 Names = tuple[str, ...]
 
@@ -87,11 +87,7 @@ class HDP(AbstractSearch):
     decides: Names | None = eqx.field(static=True, converter=_names, default=None)
 
     def __check_init__(self) -> None:
-        least = {"groups": 1, "width": 1, "groupings": 1, "placements": 1, "levels": 2}
-        for name, low in least.items():
-            number = getattr(self, name)
-            if not isinstance(number, int) or isinstance(number, bool) or number < low:
-                raise SearchError(f"{name} must be {low} or more, a whole number, got {number!r}")
+        check_whole(self, groups=1, width=1, groupings=1, placements=1, levels=2)
 
     @property
     def batch_size(self) -> int:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics, Scalar, best_index, scalar
+from egx.search.base import AbstractSearch, Metrics, Scalar, best_index, check_whole, scalar
 from egx.search.genome import Genes, Genome, decode, encode
 from egx.search.moves import (
     check_start,
@@ -79,6 +79,9 @@ class Local(AbstractSearch):
     sideways: bool = eqx.field(static=True, default=True)
     start: str = eqx.field(static=True, default="reference")
     repair: bool = eqx.field(static=True, default=False)
+
+    def __check_init__(self) -> None:
+        check_whole(self, batch=1)
 
     @property
     def batch_size(self) -> int:

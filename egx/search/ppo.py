@@ -26,7 +26,7 @@ from egx.policies.distributions import entropy, log_probabilities
 from egx.policies.go_inputs import GoContext
 from egx.policies.go_net import GoPolicy
 from egx.search.adam import descend, no_moments
-from egx.search.base import Metrics, Scalar, scalar
+from egx.search.base import Metrics, Scalar, check_whole, scalar
 from egx.search.brkga import rank
 
 ADVANTAGES = ("running", "rank")
@@ -58,8 +58,7 @@ class PPO(eqx.Module):
     advantage: str = eqx.field(static=True, default="rank")
 
     def __check_init__(self) -> None:
-        if not isinstance(self.epochs, int) or isinstance(self.epochs, bool) or self.epochs < 1:
-            raise SearchError(f"epochs must be a whole number of 1 or more, got {self.epochs!r}")
+        check_whole(self, epochs=1)
         if self.advantage not in ADVANTAGES:
             raise SearchError(
                 f"advantage must be {' or '.join(ADVANTAGES)}, got {self.advantage!r}"

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics
+from egx.search.base import AbstractSearch, Metrics, check_whole
 
 
 def random_decisions(problem: AbstractProblem, *, key: PRNGKeyArray, batch: int) -> Decisions:
@@ -27,6 +27,9 @@ class RandomSearch(AbstractSearch):
     """Independent uniform candidates."""
 
     batch: int = 32
+
+    def __check_init__(self) -> None:
+        check_whole(self, batch=1)
 
     @property
     def batch_size(self) -> int:

@@ -38,7 +38,7 @@ from egx.policies.move_net import (
 )
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
 from egx.problems.execution import Execution, ExecutionOutcome
-from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
+from egx.search.base import AbstractSearch, Metrics, Scalar, check_whole, scalar
 from egx.search.brkga import BRKGA, EVERY, Population, seed_count
 from egx.search.changes import Change, Moves, Neighbours, applied, first_change, next_change
 from egx.search.genome import Genes, Genome, decode, encode
@@ -117,12 +117,7 @@ class RegalPlus(AbstractSearch):
     steps: int = eqx.field(static=True, default=4)
 
     def __check_init__(self) -> None:
-        for name in ("kept", "changed", "tried", "steps"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise SearchError(
-                    f"regal_plus: {name} must be a whole number of 1 or more, got {value!r}"
-                )
+        check_whole(self, kept=1, changed=1, tried=1, steps=1)
         if self.policy is not None and not isinstance(self.policy, MovePolicy):
             raise SearchError(f"regal_plus takes a MovePolicy, got a {type(self.policy).__name__}")
 

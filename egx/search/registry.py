@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
+
+import numpy as np
 
 from egx.errors import SearchError
 from egx.search.annealing import Annealing
@@ -58,21 +61,50 @@ def searches() -> tuple[str, ...]:
 
 def search_options(name: str) -> tuple[str, ...]:
     """The options of a searcher: its fields, and those of its parts as `part.field`."""
+    return tuple(_fields(name))
+
+
+def _fields(name: str) -> dict[str, dataclasses.Field]:
+    """The field of each option."""
     make: Any = _maker(name)
     kind: Any
     if isinstance(make, functools.partial):
         kind, fixed = make.func, tuple(make.keywords)
     else:
         kind, fixed = make if isinstance(make, type) else get_type_hints(make)["return"], ()
-    options = []
+    options = {}
     for field in dataclasses.fields(kind):
         if not field.init or field.name in fixed:
             continue
-        options.append(field.name)
-        part = field.default_factory
-        if part is not dataclasses.MISSING and dataclasses.is_dataclass(part):
-            options += [f"{field.name}.{inner.name}" for inner in dataclasses.fields(part)]
-    return tuple(options)
+        options[field.name] = field
+        part = _part_of(field)
+        if part is not None:
+            options |= {f"{field.name}.{inner.name}": inner for inner in dataclasses.fields(part)}
+    return options
+
+
+def _part_of(field: dataclasses.Field) -> type | None:
+    """The class of a field that is a part of a searcher, with options of its own."""
+    part = field.default_factory
+    is_part = part is not dataclasses.MISSING and dataclasses.is_dataclass(part)
+    return cast(type, part) if is_part else None
+
+
+def _check_kind(option: str, field: dataclasses.Field, value: Any) -> None:
+    """Raises SearchError for a value of another kind than its field holds."""
+    part = _part_of(field)
+    if part is not None and not isinstance(value, part):
+        raise SearchError(
+            f"{option} must be a {part.__name__}, got {value!r}; {option}.NAME sets a part of it"
+        )
+    if field.type == "bool" and not isinstance(value, bool):
+        raise SearchError(f"{option} must be true or false, got {value!r}")
+    # A sweep traces numbers, or stacks them.
+    if not isinstance(field.default, float | np.ndarray) or hasattr(value, "dtype"):
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        raise SearchError(f"{option} must be a number, got {value!r}")
 
 
 def close_to(name: str, known: tuple[str, ...]) -> str:
@@ -119,13 +151,15 @@ def make_search(
         SearchError: for an unknown name (with the closest known ones), or an unknown or
             impossible option.
     """
-    make, known, options = _maker(name), search_options(name), dict(options or {})
-    for option in options:
+    make, fields, options = _maker(name), _fields(name), dict(options or {})
+    known = tuple(fields)
+    for option, value in options.items():
         if option not in known:
             takes = ", ".join(known) or "no options"
             raise SearchError(
                 f"{name} has no option {option!r}{close_to(str(option), known)} (it takes {takes})"
             )
+        _check_kind(option, fields[option], value)
     if budget is not None and "budget" in known:
         options.setdefault("budget", float(budget))
     if policy is not None:

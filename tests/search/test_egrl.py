@@ -230,7 +230,7 @@ def _two_devices():
         ({"population": False, "policy_gradient": False}, "the population, the policy gradient"),
         ({"boltzmann_share": 1.5}, "boltzmann_share must be 0 to 1, got 1.5"),
         ({"buffer_capacity": 21}, r"hold a generation \(22\), got 21"),
-        ({"exploring": -1}, "exploring must be 0 or more"),
+        ({"exploring": -1}, "exploring must be a whole number of 0 or more, got -1"),
         ({"evolution": Evolution(size=3, elites=3)}, "elites must be 1 to 2 in a population of 3"),
     ],
 )

@@ -54,7 +54,7 @@ def test_all_known_plans_are_evaluated_and_then_imitated():
 def test_impossible_settings_are_named():
     problem = Known(chain(), 1000)
     with pytest.raises(SearchError, match=r"7 plans to start from, but search\.batch is 5"):
-        GoPlus(search=EGRLPlus(batch=5), go=NETWORK).check(problem)
+        GoPlus(search=EGRLPlus(batch=5, guided=0), go=NETWORK).check(problem)
     with pytest.raises(SearchError, match=r"guided must be 0 to 8 \(search\.batch\), got 9"):
         GoPlus(search=EGRLPlus(batch=8), go=NETWORK, guided=9).check(problem)
 

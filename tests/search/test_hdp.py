@@ -175,11 +175,11 @@ def test_says_what_it_cannot_do():
         HDP().check(two_chains(("device", "transfer_priority")))
     with pytest.raises(SearchError, match="decides device, not 'fusion'"):
         HDP(decides="fusion").check(two_chains())
-    with pytest.raises(SearchError, match="width must be 1 or more"):
+    with pytest.raises(SearchError, match="width must be a whole number of 1 or more, got 0"):
         HDP(width=0)
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_half_a_group_is_refused():
-    with pytest.raises(SearchError, match=r"groups must be 1 or more, a whole number, got 2\.5"):
+    with pytest.raises(SearchError, match=r"groups must be a whole number of 1 or more, got 2\.5"):
         HDP(groups=2.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -112,3 +113,33 @@ def test_find_takes_names_and_searchers():
     assert find_search(mine, budget=9) == (mine, "RandomSearch")
     with pytest.raises(SearchError, match="give them to RandomSearch itself"):
         find_search(mine, {"batch": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("egrl_plus", {"batch": -3}, "batch must be a whole number of 1 or more, got -3"),
+        ("egrl_plus", {"guided": 50}, r"guided must be 0 to 20 \(batch\), got 50"),
+        ("egrl_plus", {"repair": "no"}, "repair must be true or false, got 'no'"),
+        ("egrl_plus", {"crossover": "often"}, "crossover must be a number, got 'often'"),
+        ("egrl_plus", {"budget": float("nan")}, "budget must be a number, got nan"),
+        ("egrl", {"sac": 3}, r"sac must be a SAC, got 3; sac\.NAME sets a part of it"),
+        ("egrl", {"sac.batch": 0}, "batch must be a whole number of 1 or more, got 0"),
+        ("egrl", {"sac.alpha": "x"}, r"sac\.alpha must be a number, got 'x'"),
+        ("annealing", {"chains": 0}, "chains must be a whole number of 1 or more, got 0"),
+        ("greedy_dp", {"real_levels": 1}, "real_levels must be a whole number of 2 or more, got 1"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_impossible_values_are_named(name, options, message):
+    with pytest.raises(SearchError, match=message):
+        make_search(name, options)
+
+
+@pytest.mark.parametrize("name", searches())
+@pytest.mark.parametrize("value", ["x", -3, 2.5, [1]])
+@pytest.mark.usefixtures("unchecked")
+def test_whatever_an_option_is_given_no_other_error_comes_back(name, value):
+    for option in search_options(name):
+        with contextlib.suppress(SearchError):
+            make_search(name, {option: value})
