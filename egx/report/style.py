@@ -116,7 +116,8 @@ def series_style(index: int) -> tuple[str, str]:
 
 
 def spread(spots: list[float], gap: float) -> list[float]:
-    """Rising positions moved as little as possible (least squares) until they are `gap` apart.
+    """Rising positions from 0 to 1, moved as little as possible (least squares) until they are
+    `gap` apart, and no further than 0 and 1 where there is room for all.
 
     Isotonic regression of the positions less their share of gaps, by pooling adjacent violators.
     """
@@ -127,7 +128,8 @@ def spread(spots: list[float], gap: float) -> list[float]:
             other, size = pools.pop()
             mean, count = (mean * count + other * size) / (count + size), count + size
         pools.append((mean, count))
-    flat = [mean for mean, count in pools for _ in range(count)]
+    last = max(1.0 - (len(spots) - 1) * gap, 0.0)
+    flat = [min(max(mean, 0.0), last) for mean, count in pools for _ in range(count)]
     return [spot + k * gap for k, spot in enumerate(flat)]
 
 

@@ -292,8 +292,10 @@ def picture(found: Found, setting: Setting, budget: int, path: Path) -> None:
         )
         axes.set_yticks(range(1, len(names) + 1), [name.replace("_", " ") for name in names])
         axes.axvline(0.0, color="0.5", lw=0.8)
-        axes.set_xlabel("lower than BRKGA with 5,000 evaluations, %")
-        heading(figure, f"{words(setting)}: {budget:,} evaluations, {len(found.graphs)} graphs")
+        axes.set_xlabel(
+            f"after {budget:,} evaluations, {len(found.graphs)} graphs: lower than BRKGA, %"
+        )
+        heading(figure, words(setting))
         figure.savefig(path, dpi=110)
 
 

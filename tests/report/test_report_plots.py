@@ -163,6 +163,9 @@ def test_labels_move_apart_but_keep_their_order():
     # The three lower ones keep their mean: they moved as little as they can.
     assert np.mean(moved[:3]) == pytest.approx(np.mean(spots[:3]))
     assert spread([], 0.1) == []
+    # Five at the lower end have nowhere to go but up.
+    np.testing.assert_allclose(spread([0.0, 0.0, 0.0, 0.01, 0.02], 0.2), [0.0, 0.2, 0.4, 0.6, 0.8])
+    np.testing.assert_allclose(spread([0.98, 1.0], 0.2), [0.8, 1.0])
 
 
 def test_every_level_has_a_colour_of_its_own():
