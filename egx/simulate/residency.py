@@ -75,22 +75,18 @@ def peak_units(
         stop = jnp.where(at_home, jnp.maximum(kept, last_use), last_use)
         size = jnp.where(exists, units, 0)
 
-        def spread(at: Int[Array, "T P"], size: Int[Array, "T P"]) -> Int[Array, "L P"]:
+        # A copy is dropped before whatever is taken next, and so counts where it ends.
+        live = jnp.zeros((places + 1) * population, jnp.int32)
+        for at, change in ((start, size), (stop + 1, jnp.where(held, 0, -size))):
             flat = jnp.where(size > 0, at, 0) * population + lane
-            sums = jnp.zeros(places * population, jnp.int32)
-            sums = sums.at[flat.reshape(-1)].add(size.reshape(-1), mode="promise_in_bounds")
-            return sums.reshape(places, population)
+            live = live.at[flat.reshape(-1)].add(change.reshape(-1), mode="promise_in_bounds")
 
-        added = spread(start, size)
-        dropped = spread(stop, jnp.where(held, 0, size))
-
-        def step(carry, rows):
+        def step(carry, change):
             live, peak = carry
-            plus, minus = rows
-            live = live + plus
-            return (live - minus, jnp.maximum(peak, live)), None
+            live = live + change
+            return (live, jnp.maximum(peak, live)), None
 
-        (_, peak), _ = jax.lax.scan(step, (weights, weights), (added, dropped))
+        (_, peak), _ = jax.lax.scan(step, (weights, weights), live.reshape(-1, population))
         return peak
 
     if devices <= 4:

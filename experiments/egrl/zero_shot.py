@@ -10,7 +10,7 @@ speed-up 0, as in the paper; beside it stands the speed-up after the compiler's 
 from __future__ import annotations
 
 import json
-import os
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import egx
 
 HERE = Path(__file__).parent
-DATA = Path(os.environ.get("EGX_DATA", HERE.parents[2] / "shared" / "data"))
+DATA: Path = runpy.run_path(str(HERE.parent / "data.py"))["DATA"]
 WORKLOADS = ("resnet50", "resnet101", "bert")
 UNSEEN = (
     "onnx_light/light_inception_v1.onnx",

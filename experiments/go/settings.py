@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from egx.problems.base import (
     Head,
 )
 
-DATA = Path(os.environ.get("EGX_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA: Path = runpy.run_path(str(Path(__file__).parents[1] / "data.py"))["DATA"]
 MEASURED = ".json"
 
 # The decisions of each comparison. "placement" is what GO's paper measures on machines: nothing

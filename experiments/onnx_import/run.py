@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
+import runpy
 import time
 import warnings
 from pathlib import Path
@@ -24,7 +24,7 @@ from egx.formats.onnx import load_onnx
 from egx.graph.graph import real_sizes
 
 HERE = Path(__file__).parent
-DATA = Path(os.environ.get("EGX_DATA", HERE.parents[2] / "shared" / "data"))
+DATA: Path = runpy.run_path(str(HERE.parent / "data.py"))["DATA"]
 FOLDERS = ("onnx_light", "zigzag_stream_onnx", "onnx_corpus/graphs")
 HEADINGS = (
     ("file", "file"),

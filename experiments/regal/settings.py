@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import functools
 import itertools
-import os
+import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from egx.hardware.spec import Hardware
 from egx.problems.base import Decisions
 from egx.training.synthetic import synthetic_models
 
-DATA = Path(os.environ.get("EGX_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA: Path = runpy.run_path(str(Path(__file__).parents[1] / "data.py"))["DATA"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -275,8 +275,11 @@ def compared(found: Found, budgets: Sequence[int]) -> dict[tuple[str, int], dict
 
 
 def picture(found: Found, setting: Setting, budget: int, path: Path) -> None:
-    """Every method's improvement over BRKGA 5K, graph by graph."""
-    keys = [key for key in found.cost if key[1] == budget or key[0] == BEST_HEURISTIC]
+    """The improvement over BRKGA 5K, graph by graph, of each method that has done at least half."""
+    most = {
+        key: cost for key, cost in found.cost.items() if 2 * (~np.isnan(cost)).sum() >= len(cost)
+    }
+    keys = [key for key in most if key[1] == budget or key[0] == BEST_HEURISTIC]
     gains = {key[0]: lower(found.cost[key], found.base) for key in keys}
     gains["best known"] = lower(found.best, found.base)
     gains = {k: v[np.isfinite(v)] for k, v in gains.items() if np.isfinite(v).any()}
