@@ -1,8 +1,8 @@
 """A graph laid out for the loops that run it on several devices.
 
 Shapes: N ops, T tensors, U uses, D devices, R rows. A row is a step of a loop: one for each use of
-an op's outputs, in use order, and one for an op without uses. What a step reads stands in one row
-of int32, times as the bits of float32: one look-up costs hardly more than one number does.
+an op's outputs, in use order, and one for an op without uses. What a step reads stands in a flat
+array for each thing: CPUs vectorise look-ups of single numbers, but not of whole rows.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from jaxtyping import Array, Bool, Float, Int
 
 from egx.graph.graph import Graph
 from egx.hardware.spec import Hardware
-from egx.simulate.indexing import as_bits, as_float
 
-# Columns of `rows`. The tensor is scaled by the devices it may be sent to.
-CONSUMER, TENSOR, BYTES, IS_LAST, USE = range(5)
-# Columns of `ops`: the first row, then seconds by device.
-FIRST_ROW, SECONDS = 0, 1
+
+class Rows(eqx.Module):
+    """What each step is about; the tensor is scaled by the devices that it may be sent to."""
+
+    consumer: Int[Array, " R"]
+    tensor: Int[Array, " R"]
+    bytes: Float[Array, " R"]
+    is_last: Bool[Array, " R"]
+    use: Int[Array, " R"]
 
 
 class ExecutionTable(eqx.Module):
@@ -27,8 +31,9 @@ class ExecutionTable(eqx.Module):
     and U1 are one longer. Rows N + U + 1 + u repeat use u, for transfers that are items. Link
     `source * D + target` is an entry of the axis DD."""
 
-    rows: Int[Array, "R 5"]
-    ops: Int[Array, "N1 K"]
+    rows: Rows
+    first_row: Int[Array, " N1"]
+    seconds: Float[Array, "N1 D"]
     compute_s: Float[Array, "N D"]
     num_rows: Int[Array, ""]
     use_consumer: Int[Array, " U1"]
@@ -46,7 +51,8 @@ class ExecutionTable(eqx.Module):
     weight_units: Int[Array, " N"]
     op_mask: Bool[Array, " N"]
     unit_bytes: Float[Array, ""]
-    links: Float[Array, "DD 2"]
+    link_bytes_per_s: Float[Array, " DD"]
+    link_latency_s: Float[Array, " DD"]
     read_bytes_per_s: Float[Array, " D"]
     write_bytes_per_s: Float[Array, " D"]
     launch_s: Float[Array, " D"]
@@ -68,13 +74,13 @@ class ExecutionTable(eqx.Module):
         return self.launch_s.shape[-1]
 
     @property
+    def op_seconds(self) -> Float[Array, "N D"]:
+        return self.seconds[: self.num_ops]
+
+    @property
     def idle_row(self) -> int:
         """The row in which nothing happens."""
         return self.num_ops + self.num_uses
-
-    @property
-    def op_seconds(self) -> Float[Array, "N D"]:
-        return as_float(self.ops[: self.num_ops, SECONDS:])
 
 
 def execution_table(
@@ -123,18 +129,16 @@ def execution_table(
     use_consumer = jnp.append(jnp.where(graph.use_mask, graph.use_consumer, n), n)
     use_tensor = jnp.append(tensor, graph.num_tensors)
     use_bytes = jnp.append(jnp.append(tensor_bytes, 0.0)[tensor], 0.0)
-    columns = {
-        CONSUMER: use_consumer[row_use],
-        TENSOR: use_tensor[row_use] * elsewhere(d),
-        BYTES: as_bits(use_bytes[row_use]),
-        IS_LAST: row_is_last.astype(jnp.int32),
-        USE: row_use,
-    }
-    seconds = jnp.concatenate([seconds, jnp.zeros((1, d), jnp.float32)])
-    first_row = jnp.append(first, n + u).astype(jnp.int32)
     return ExecutionTable(
-        rows=jnp.stack([columns[k] for k in range(len(columns))], 1),
-        ops=jnp.concatenate([first_row[:, None], as_bits(seconds)], 1),
+        rows=Rows(
+            consumer=use_consumer[row_use],
+            tensor=use_tensor[row_use] * elsewhere(d),
+            bytes=use_bytes[row_use],
+            is_last=row_is_last,
+            use=row_use,
+        ),
+        first_row=jnp.append(first, n + u).astype(jnp.int32),
+        seconds=jnp.concatenate([seconds, jnp.zeros((1, d), jnp.float32)]),
         compute_s=compute,
         num_rows=jnp.sum(rows).astype(jnp.int32),
         use_consumer=use_consumer,
@@ -157,13 +161,8 @@ def execution_table(
         op_mask=graph.op_mask,
         unit_bytes=unit,
         # A device never sends to itself; whatever stands there must not become NaN.
-        links=jnp.stack(
-            [
-                jnp.where(off_diagonal, hardware.link_bytes_per_s, 1.0).reshape(-1),
-                jnp.where(off_diagonal, hardware.link_latency_s, 0.0).reshape(-1),
-            ],
-            1,
-        ),
+        link_bytes_per_s=jnp.where(off_diagonal, hardware.link_bytes_per_s, 1.0).reshape(-1),
+        link_latency_s=jnp.where(off_diagonal, hardware.link_latency_s, 0.0).reshape(-1),
         read_bytes_per_s=hardware.read_bytes_per_s[:, 0],
         write_bytes_per_s=hardware.write_bytes_per_s[:, 0],
         launch_s=hardware.launch_s,

@@ -141,7 +141,8 @@ def case_arrays(
         "launch_s": table.launch_s,
         "read_bytes_per_s": table.read_bytes_per_s,
         "write_bytes_per_s": table.write_bytes_per_s,
-        "links": table.links,
+        "link_bytes_per_s": table.link_bytes_per_s,
+        "link_latency_s": table.link_latency_s,
         "capacity_units": capacity_units,
     }
 
@@ -151,8 +152,8 @@ def host_case(arrays: Mapping[str, Any]) -> HostCase:
     host = {name: np.asarray(value) for name, value in arrays.items()}
     n, t, u = (int(host[f"{axis}_mask"].sum()) for axis in ("op", "tensor", "use"))
     devices = len(host["launch_s"])
-    rate = host["links"][:, 0].astype(np.float64).reshape(devices, devices)
-    latency = host["links"][:, 1].astype(np.float64).reshape(devices, devices)
+    rate = host["link_bytes_per_s"].astype(np.float64).reshape(devices, devices)
+    latency = host["link_latency_s"].astype(np.float64).reshape(devices, devices)
     per_byte = 1.0 / rate
     np.fill_diagonal(per_byte, 0.0)
     np.fill_diagonal(latency, 0.0)

@@ -16,17 +16,11 @@ FEW_ROWS = 8
 _ONE = jax.lax.GatherDimensionNumbers(
     offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,)
 )
-_ROW = jax.lax.GatherDimensionNumbers(
-    offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,)
-)
 _WINDOW = jax.lax.GatherDimensionNumbers(
     offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,)
 )
 _PUT = jax.lax.ScatterDimensionNumbers(
     update_window_dims=(), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,)
-)
-_PUT_ROW = jax.lax.ScatterDimensionNumbers(
-    update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,)
 )
 _PROMISE = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
 
@@ -35,10 +29,6 @@ def take(values: Array, index: Int[Array, " P"]) -> Array:
     """values[index] of a flat array."""
     return jax.lax.gather(values, index[:, None], _ONE, (1,), mode=_PROMISE)
 
-
-def take_row(values: Array, index: Int[Array, " P"]) -> Array:
-    """values[index] of rows [K, W]: [P, W]."""
-    return jax.lax.gather(values, index[:, None], _ROW, (1, values.shape[1]), mode=_PROMISE)
 
 
 def take_window(values: Array, start: Int[Array, " P"], width: int) -> Array:
@@ -50,13 +40,6 @@ def put(values: Array, index: Int[Array, " P"], new: Array) -> Array:
     """A flat array with distinct entries replaced."""
     return jax.lax.scatter(
         values, index[:, None], new, _PUT, unique_indices=True, mode=_PROMISE
-    )  # fmt: skip
-
-
-def put_row(values: Array, index: Int[Array, " P"], new: Array) -> Array:
-    """Rows [K, W] with distinct ones replaced by `new` [P, W]."""
-    return jax.lax.scatter(
-        values, index[:, None], new, _PUT_ROW, unique_indices=True, mode=_PROMISE
     )  # fmt: skip
 
 
@@ -81,12 +64,3 @@ def replace(rows: Array, index: Int[Array, " P"], new: Array) -> Array:
         return flat.reshape(rows.shape)
     which = jnp.arange(count, dtype=jnp.int32)[:, None]
     return jnp.where(which == index, new, rows)
-
-
-def as_bits(values: Array) -> Array:
-    """float32 as the int32 of the same bits; both order alike where values are not negative."""
-    return jax.lax.bitcast_convert_type(values, jnp.int32)
-
-
-def as_float(bits: Array) -> Array:
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)

@@ -19,16 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from egx.simulate.execution_table import (
-    BYTES,
-    CONSUMER,
-    IS_LAST,
-    TENSOR,
-    USE,
-    ExecutionTable,
-    elsewhere,
-)
-from egx.simulate.indexing import as_float, pick, put, replace, take, take_row
+from egx.simulate.execution_table import ExecutionTable, elsewhere
+from egx.simulate.indexing import pick, put, replace, take
 
 
 class Plans(eqx.Module):
@@ -128,25 +120,23 @@ class Lanes:
         return jnp.full(entries * self.population, fill, dtype)
 
     def read_row(self, row: Int[Array, " P"]) -> Row:
-        values = take_row(self.table.rows, row)
-        consumer = values[:, CONSUMER]
+        rows = self.table.rows
+        consumer = take(rows.consumer, row)
         if self.flat_root is not None:
             consumer = take(self.flat_root, self.at(consumer))
         return Row(
             consumer,
-            values[:, TENSOR],
-            as_float(values[:, BYTES]),
-            values[:, IS_LAST] != 0,
-            values[:, USE],
+            take(rows.tensor, row),
+            take(rows.bytes, row),
+            take(rows.is_last, row),
+            take(rows.use, row),
         )
 
-    def op_s(
-        self, op: Int[Array, " P"], seconds: Int[Array, "P D"], device: Int[Array, " P"]
-    ) -> Float[Array, " P"]:
-        """Seconds of an op or cluster, given the op's row of seconds."""
+    def op_s(self, op: Int[Array, " P"], device: Int[Array, " P"]) -> Float[Array, " P"]:
+        """Seconds of an op or cluster on its device."""
         if self.flat_seconds is not None:
             return take(self.flat_seconds, self.at(op))
-        return as_float(pick(seconds.T, device))
+        return take(self.table.seconds.reshape(-1), op * self.table.num_devices + device)
 
     def network(self) -> Network:
         table = self.table
@@ -175,8 +165,8 @@ class Lanes:
     ) -> tuple[Array, Array, Network]:
         """(start, end, network): transfers that hold their directed link, or both devices."""
         link = source * self.table.num_devices + target
-        rates = take_row(self.table.links, link)
-        took = rates[:, 1] + num_bytes / rates[:, 0]
+        rate = take(self.table.link_bytes_per_s, link)
+        took = take(self.table.link_latency_s, link) + num_bytes / rate
         if blocking:
             first, second = pick(network.clock, source), pick(network.clock, target)
             start = jnp.maximum(ready_s, jnp.maximum(first, second))

@@ -45,8 +45,8 @@ def order_of(table: ExecutionTable, priority: Float[Array, " N"] | None) -> Int[
         best, found, words = ready.take_highest(words, done)
         op = jnp.where(found, take(order, best), nothing)
         out = put(out, jnp.where(found, count, nothing), op)
-        row = jnp.where(done, table.ops[op, 0], row)
-        consumer, last = table.rows[row, 0], table.rows[row, 3] != 0
+        row = jnp.where(done, take(table.first_row, op), row)
+        consumer, last = take(table.rows.consumer, row), take(table.rows.is_last, row)
         left = take(missing, consumer) - 1
         missing = put(missing, consumer, left)
         words = ready.add(words, take(rank, consumer), left == 0)
@@ -166,8 +166,8 @@ def _makespan(
         jnp.append(table.tensor_units, jnp.zeros(2, jnp.int32)).astype(jnp.float32)
         * table.unit_bytes
     )
-    rate = table.links[:, 0].reshape(devices, devices)
-    latency = table.links[:, 1].reshape(devices, devices)
+    rate = table.link_bytes_per_s.reshape(devices, devices)
+    latency = table.link_latency_s.reshape(devices, devices)
     seconds = table.op_seconds
 
     each = jnp.arange(devices, dtype=jnp.int32)[:, None]

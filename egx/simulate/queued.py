@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from egx.simulate import ready
-from egx.simulate.execution_table import FIRST_ROW, SECONDS, ExecutionTable
-from egx.simulate.indexing import pick, put, replace, take, take_row
+from egx.simulate.execution_table import ExecutionTable
+from egx.simulate.indexing import pick, put, replace, take
 from egx.simulate.lanes import (
     Lanes,
     Network,
@@ -95,13 +95,12 @@ def run_queued(
         use = jnp.where(sends, item - (n + 1), uses)
         op = jnp.where(sends, take(table.use_producer, use), item)
         entry = at(op)
-        numbers = take_row(table.ops, op)
         clock = state.network.clock
         free = pick(clock, source)
         # An op's inputs have arrived, or, for a transfer, the producer has finished.
         since = take(state.arrived, entry)
         start = jnp.maximum(free, since)
-        finish = start + lanes.op_s(op, numbers[:, SECONDS:], source)
+        finish = start + lanes.op_s(op, source)
         runs = found & ~sends
         clock = replace(clock, source, jnp.where(runs, finish, free))
         _, target = lanes.split(take(known, at(item)))
@@ -122,7 +121,7 @@ def run_queued(
             times = note(times, "finish_s", op_entry, finish)
             times = note(times, "transfer_start_s", use_entry, sent_start)
             times = note(times, "transfer_finish_s", use_entry, sent)
-        first = jnp.where(sends, use_rows + use, numbers[:, FIRST_ROW])
+        first = jnp.where(sends, use_rows + use, take(table.first_row, op))
         return state._replace(
             row=jnp.where(wanted, first, state.row),
             sends=jnp.where(wanted, sends, state.sends),

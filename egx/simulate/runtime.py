@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from egx.simulate import arrivals, ready
-from egx.simulate.execution_table import FIRST_ROW, SECONDS, ExecutionTable
-from egx.simulate.indexing import pick, put, replace, take, take_row
+from egx.simulate.execution_table import ExecutionTable
+from egx.simulate.indexing import pick, put, replace, take
 from egx.simulate.lanes import Lanes, Network, Plans, Times, Trace, kept_times, note, trace_of
 from egx.simulate.residency import peak_units
 
@@ -71,15 +71,14 @@ def run_runtime(
         op, waiting = arrivals.take_best(state.waiting, slots, device, by, found)
         op = jnp.where(found, op, n)
         entry = at(op)
-        numbers = take_row(table.ops, op)
-        finish = now + lanes.op_s(op, numbers[:, SECONDS:], device)
+        finish = now + lanes.op_s(op, device)
         times = note(state.times, "start_s", entry, now)
         times = note(times, "finish_s", entry, finish)
         clock = replace(clock, device, jnp.where(found, finish, pick(clock, device)))
         # Writing what depends on what was read is what lets XLA write in place.
         since = take(state.arrived, entry)
         return state._replace(
-            row=jnp.where(wanted, numbers[:, FIRST_ROW], state.row),
+            row=jnp.where(wanted, take(table.first_row, op), state.row),
             source=jnp.where(wanted, device, state.source),
             finish=jnp.where(wanted, finish, state.finish),
             taken=state.taken + found.astype(jnp.float32),

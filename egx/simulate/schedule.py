@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from egx.simulate import ready
-from egx.simulate.execution_table import FIRST_ROW, SECONDS, ExecutionTable
-from egx.simulate.indexing import pick, put, replace, take, take_row
+from egx.simulate.execution_table import ExecutionTable
+from egx.simulate.indexing import pick, put, replace, take
 from egx.simulate.lanes import (
     Lanes,
     Network,
@@ -80,13 +80,19 @@ def run_static(
         assert plans.priority is not None
         order, rank = ready.order_and_rank(plans.priority)
         words, ops = ready.pack(ready.reorder(lanes.startable(missing), order)), order
+        of_op = lanes.with_device(rank, lanes.on)
     else:
         order, rank, words = known, ready.inverse(known), ()
+        of_op = lanes.on
         # Padding, and what runs as a part of its root, has its turn and does nothing.
-        ops = jnp.where(ready.reorder(lanes.runs(), order), order, n)
+        if plans.root is None:
+            runs = (jnp.arange(n) < jnp.sum(table.op_mask))[:, None]
+        else:
+            runs = ready.reorder(lanes.runs(), order)
+        ops = jnp.where(runs, order, n)
     in_order = lanes.with_device(ops, ready.reorder(lanes.on, order))
     in_order = padded(in_order, n << lanes.device_bits).reshape(-1)
-    of_op = padded(lanes.with_device(rank, lanes.on), 0).reshape(-1)
+    of_op = padded(of_op, 0).reshape(-1)
 
     def take_op(state: _State) -> _State:
         """Takes and runs the next op of each candidate that has none in work."""
@@ -99,12 +105,11 @@ def run_static(
         op, device = lanes.split(take(in_order, at(place)))
         found = op < n
         entry = at(op)
-        numbers = take_row(table.ops, op)
         clock = state.network.clock
         free = pick(clock, device)
         since = take(state.arrived, entry)
         start = jnp.maximum(free, since)
-        finish = start + lanes.op_s(op, numbers[:, SECONDS:], device)
+        finish = start + lanes.op_s(op, device)
         times = note(state.times, "start_s", entry, start)
         times = note(times, "finish_s", entry, finish)
         clock = replace(clock, device, jnp.where(found, finish, free))
@@ -113,7 +118,7 @@ def run_static(
             # Writing what depends on what was read is what lets XLA write in place.
             arrived = put(arrived, entry, jnp.where(found, state.taken.astype(jnp.float32), since))
         return state._replace(
-            row=jnp.where(wanted, numbers[:, FIRST_ROW], state.row),
+            row=jnp.where(wanted, take(table.first_row, op), state.row),
             source=jnp.where(wanted, device, state.source),
             finish=jnp.where(wanted, finish, state.finish),
             taken=state.taken + wanted.astype(jnp.int32),
