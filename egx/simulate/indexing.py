@@ -30,7 +30,6 @@ def take(values: Array, index: Int[Array, " P"]) -> Array:
     return jax.lax.gather(values, index[:, None], _ONE, (1,), mode=_PROMISE)
 
 
-
 def take_window(values: Array, start: Int[Array, " P"], width: int) -> Array:
     """`width` entries of a flat array from each start on: [P, width]."""
     return jax.lax.gather(values, start[:, None], _WINDOW, (width,), mode=_PROMISE)
