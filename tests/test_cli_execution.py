@@ -14,11 +14,13 @@ import egx
 from egx import api
 from egx.cli import main
 from egx.comparison import Comparison
-from egx.formats.costgraph import save_costgraph
+from egx.formats.costgraph import load_costgraph, save_costgraph
 from egx.formats.native import save_json
 from egx.graph.generators import regal_synthetic
+from egx.hardware.machines import regal_hardware
 from egx.lookups import RUN_BY
 from egx.policies import POLICIES
+from egx.policies.loading import PRETRAINED
 from egx.policies.regal_net import RegalPolicy
 from egx.report.units import format_bytes, format_seconds
 from egx.training.identity import problem_identity
@@ -289,6 +291,36 @@ def test_training_gets_problems_and_writes_a_policy(here, monkeypatch, capsys):
     (here / "data" / "b.pbtxt").write_text("node {")
     line = failed(capsys, *common, "--data", "data", "--out", "third")
     assert "data/b.pbtxt:1: expected '}'" in line
+
+
+def test_a_trained_policy_is_carried_to_another_graph(here, capsys):
+    (here / "data").mkdir()
+    shutil.copy("small.pbtxt", here / "data" / "seen.pbtxt")
+    tiny = {
+        "warm_steps": 1, "warm_actions": 8, "problems": 1, "actions": 2, "seeds": 1, "budget": 80,
+        "network.rounds": 1, "network.width": 4, "validation.seeds": 1, "validation.budget": 80,
+    }  # fmt: skip
+    options = [word for name, value in tiny.items() for word in ("--option", f"{name}={value}")]
+    machine = ("--hardware", "regal", "--devices", "3")
+    arguments = ["--data", "data", *machine, "--steps", "1", *options, "--out", "policy"]
+    assert main(["train", *arguments, "--quiet"]) == 0
+    save_costgraph(regal_synthetic(np.random.default_rng(1), "erdos_renyi", 14), "unseen.pbtxt")
+    command = ["optimize", "unseen.pbtxt", "--problem", "execution", *machine, "--budget", "160"]
+    command += ["--bound-seconds", "0", "--quiet", "--policy"]
+    assert main([*command, "policy", "--out", "found"]) == 0
+    assert "regal, seed 0: 160 evaluations" in capsys.readouterr().out
+    found = json.loads((here / "found" / "result.json").read_text())
+    workload = load_costgraph(here / "unseen.pbtxt")
+    problem = egx.Execution(
+        workload.model, regal_hardware(3), op_seconds=workload.seconds_on(regal_hardware(3))
+    )
+    policy = egx.load_policy(here / "policy")
+    again = egx.optimize(problem, "regal", budget=160, policy=policy)
+    assert found["cost"] == again.cost
+    other = str(PRETRAINED / "regal_makespan_2.npz")
+    line = failed(capsys, *command, other, "--out", "other")
+    assert "proposes device (2 keys per op)" in line
+    assert "the problem decides device (3 keys per op)" in line
 
 
 def test_searches_of_measured_seconds_differ_by_them():
