@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 from egx.simulate import ready
 from egx.simulate.execution_table import ExecutionTable
 from egx.simulate.indexing import pick, put, take
+from egx.simulate.lanes import padded
 
 MOST_DEVICES = 8
 READS = 2
@@ -34,35 +35,39 @@ def order_of(table: ExecutionTable, priority: Float[Array, " N"] | None) -> Int[
     if priority is None:
         # Of equal ops the first ready one is the first one: ops stand in a topological order.
         return jnp.arange(n, dtype=jnp.int32)
-    order, rank = ready.order_and_rank(priority[:, None])
-    order, rank = order[:, 0], jnp.append(rank[:, 0], 0)
+    # The same order twice, since XLA's CPU compiler copies the arrays of a loop over one in each step.
+    twice = jnp.stack([priority, priority], 1)
+    order, rank = ready.order_and_rank(twice)
     startable = (table.inputs[:n] == 0) & table.op_mask
-    words = ready.pack(startable[order][:, None])
-    nothing = jnp.full(1, n, jnp.int32)
+    words = ready.pack(startable[order])
+    order, rank = order.reshape(-1), padded(rank, 0).reshape(-1)
+    both = jnp.arange(2, dtype=jnp.int32)
+    nothing = jnp.full(2, n, jnp.int32)
 
     def step(_, state):
         words, row, done, missing, out, count = state
         best, found, words = ready.take_highest(words, done)
-        op = jnp.where(found, take(order, best), nothing)
-        out = put(out, jnp.where(found, count, nothing), op)
+        op = jnp.where(found, take(order, best * 2 + both), nothing)
+        out = put(out, jnp.where(found, count, nothing) * 2 + both, op)
         row = jnp.where(done, take(table.first_row, op), row)
         consumer, last = take(table.rows.consumer, row), take(table.rows.is_last, row)
-        left = take(missing, consumer) - 1
-        missing = put(missing, consumer, left)
-        words = ready.add(words, take(rank, consumer), left == 0)
+        entry = consumer * 2 + both
+        left = take(missing, entry) - 1
+        missing = put(missing, entry, left)
+        words = ready.add(words, take(rank, entry), left == 0)
         return words, row + 1, last, missing, out, count + found.astype(jnp.int32)
 
     start = (
         words,
-        jnp.zeros(1, jnp.int32),
-        jnp.ones(1, bool),
-        table.inputs,
-        jnp.arange(n + 1, dtype=jnp.int32),
-        jnp.zeros(1, jnp.int32),
+        jnp.zeros(2, jnp.int32),
+        jnp.ones(2, bool),
+        jnp.repeat(table.inputs, 2),
+        jnp.repeat(jnp.arange(n + 1, dtype=jnp.int32), 2),
+        jnp.zeros(2, jnp.int32),
     )
     out = jax.lax.fori_loop(0, table.num_rows, step, start)[4]
     # Padding was never taken: its entries hold their own index, behind all real ones.
-    return out[:n]
+    return out[::2][:n]
 
 
 def run_one_order(

@@ -35,7 +35,7 @@ def copies(text: str, entries: int) -> list[str]:
     return found
 
 
-def compiled(problem, population):
+def compiled(problem, population, shared=()):
     plan = {name: jnp.asarray(value) for name, value in problem.reference.items()}
     arrays, rest = eqx.partition(problem, eqx.is_array)
 
@@ -43,8 +43,10 @@ def compiled(problem, population):
         return eqx.combine(arrays, rest).evaluate(plan).cost
 
     if population > 1:
-        plan = {k: jnp.broadcast_to(v, (population, *v.shape)) for k, v in plan.items()}
-        cost = jax.vmap(cost, in_axes=(None, 0))
+        axes = {name: None if name in shared else 0 for name in plan}
+        for name in plan.keys() - set(shared):
+            plan[name] = jnp.broadcast_to(plan[name], (population, *plan[name].shape))
+        cost = jax.vmap(cost, in_axes=(None, axes))
     return jax.jit(cost).lower(arrays, plan).compile().as_text()
 
 
@@ -54,6 +56,14 @@ def test_of_several_devices(kind, population):
     model = egx.load("rnnlm", layers=LAYERS, steps=STEPS)
     problem = egx.Execution(model, egx.hardware.load("p100x2"), **PROBLEMS[kind])
     text = compiled(problem, population)
+    assert "while(" in text
+    assert copies(text, problem.graph.num_ops) == []
+
+
+def test_of_one_order_for_all():
+    model = egx.load("rnnlm", layers=LAYERS, steps=STEPS)
+    problem = egx.Execution(model, egx.hardware.load("p100x2"))
+    text = compiled(problem, 3, shared=("priority",))
     assert "while(" in text
     assert copies(text, problem.graph.num_ops) == []
 
