@@ -35,6 +35,16 @@ def take_window(values: Array, start: Int[Array, " P"], width: int) -> Array:
     return jax.lax.gather(values, start[:, None], _WINDOW, (width,), mode=_PROMISE)
 
 
+def take_few(values: Array, index: Int[Array, " P"]) -> Array:
+    """values[index] of a flat array, by comparison where it has a few entries."""
+    if values.shape[0] > FEW_ROWS:
+        return take(values, index)
+    out = jnp.broadcast_to(values[0], index.shape)
+    for k in range(1, values.shape[0]):
+        out = jnp.where(index == k, values[k], out)
+    return out
+
+
 def put(values: Array, index: Int[Array, " P"], new: Array) -> Array:
     """A flat array with distinct entries replaced."""
     return jax.lax.scatter(

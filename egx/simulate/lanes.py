@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from egx.simulate.execution_table import ExecutionTable, elsewhere
-from egx.simulate.indexing import pick, put, replace, take
+from egx.simulate.indexing import pick, put, replace, take, take_few
 
 
 class Plans(eqx.Module):
@@ -165,8 +165,8 @@ class Lanes:
     ) -> tuple[Array, Array, Network]:
         """(start, end, network): transfers that hold their directed link, or both devices."""
         link = source * self.table.num_devices + target
-        rate = take(self.table.link_bytes_per_s, link)
-        took = take(self.table.link_latency_s, link) + num_bytes / rate
+        rate = take_few(self.table.link_bytes_per_s, link)
+        took = take_few(self.table.link_latency_s, link) + num_bytes / rate
         if blocking:
             first, second = pick(network.clock, source), pick(network.clock, target)
             start = jnp.maximum(ready_s, jnp.maximum(first, second))
