@@ -285,7 +285,7 @@ class Compared:
         if setting.name in tuned or setting.corpus != "synthetic":
             return
         corpus = dict(config["corpora"]["synthetic"])
-        corpus |= {"seed": corpus["training_seeds"][0][0], "training_seeds": [], "trial_seeds": []}
+        corpus |= {"seed": corpus["training_seeds"][0][0], "training_seeds": []}
         # How many graphs, then what `tune` takes.
         chosen = dict(config["tune"])
         count = chosen.pop("graphs")

@@ -19,7 +19,6 @@ from jaxtyping import Array
 import egx
 from egx.formats.dnn_partitioning import load_dnn_partitioning
 from egx.graph.corpus import perturb, perturb_seconds, topology_digest
-from egx.graph.generators import regal_synthetic
 from egx.graph.graph import Model, real_sizes
 from egx.graph.padding import pad_graph
 from egx.hardware.machines import regal_hardware, with_devices
@@ -91,23 +90,14 @@ def sources(corpus: str, config: dict[str, Any], devices: int) -> Iterator[Sourc
 
 
 @functools.cache
-def _training_topologies(
-    seeds: tuple[tuple[int, int], ...], trials: tuple[tuple[int, int], ...]
-) -> frozenset[str]:
+def _training_topologies(seeds: tuple[tuple[int, int], ...]) -> frozenset[str]:
     models = [list(itertools.islice(synthetic_models(seed=seed), count)) for seed, count in seeds]
-    for seed, count in trials:
-        # The trial run that a shipped policy is from drew its graphs one after the other.
-        rng = np.random.default_rng(seed)
-        models.append([regal_synthetic(rng) for _ in range(count)])
     return frozenset(topology_digest(model) for some in models for model in some)
 
 
 def _synthetic(config: dict[str, Any], devices: int) -> Iterator[Source]:
     del devices
-    seen = _training_topologies(
-        tuple((seed, count) for seed, count in config["training_seeds"]),
-        tuple((seed, count) for seed, count in config["trial_seeds"]),
-    )
+    seen = _training_topologies(tuple((seed, count) for seed, count in config["training_seeds"]))
     taken: set[str] = set()
     for number, model in enumerate(synthetic_models(seed=config["seed"])):
         digest = topology_digest(model)

@@ -3,6 +3,7 @@
     python experiments/regal/train.py makespan
     python experiments/regal/train.py peak_memory --kind gas
     python experiments/regal/train.py makespan --config train_4.toml --out runs/makespan
+    python experiments/regal/train.py makespan --test             # what is shipped, measured
 
 Goes on from its checkpoint when it is called again. Writes after each validation: `policy.npz`,
 the best policy so far, and `history.json`, a row a step. A policy that egx is to come with goes to
@@ -19,11 +20,17 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from run import passing
+
 import egx
 from egx.files import write_whole
 from egx.graph.graph import real_sizes
 from egx.graph.padding import pad_graph
 from egx.hardware.machines import regal_hardware
+from egx.policies.loading import PRETRAINED
+from egx.search.brkga import BRKGA
+from egx.search.regal import Regal
 from egx.training.progress import Progress
 from egx.training.regal_trainer import train_proposals
 from egx.training.synthetic import synthetic_models
@@ -46,6 +53,27 @@ def problems(config: dict[str, Any], objective: str, part: str) -> list[egx.Exec
     ]
 
 
+def test(name: str, config: dict[str, Any], objective: str) -> None:
+    """Prints what the shipped policy of that name costs beside plain BRKGA, on graphs that neither
+    trained nor chose it."""
+    policy = egx.load_policy(PRETRAINED / f"{name}.npz")
+    budgets, seeds = config["test_budgets"], range(config["test_runs"])
+    searches = (Regal(policy=policy), BRKGA())
+    ratios = []
+    for problem in problems(config, objective, "test"):
+        costs = [
+            np.mean([[one.cost for one in passing(search, problem, budgets, seed)]
+                     for seed in seeds], axis=0)
+            for search in searches
+        ]  # fmt: skip
+        ratios.append(costs[0] / costs[1])
+    found = np.array(ratios)
+    for budget, ratio in zip(budgets, found.T, strict=True):
+        error = ratio.std(ddof=1) / len(ratio) ** 0.5
+        print(f"{name}, {budget:,} evaluations: {ratio.mean():.3f} +- {error:.3f} of plain BRKGA, "
+              f"{(ratio < 1).sum()} of {len(ratio)} graphs better")  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("objective", choices=["makespan", "peak_memory"])
@@ -55,9 +83,15 @@ def main() -> None:
         "--out", help="a folder (default: runs/KIND_OBJECTIVE_DEVICES beside this script)"
     )
     parser.add_argument("--from", dest="start", help="a policy to start from")
+    parser.add_argument(
+        "--test", action="store_true", help="measure what is shipped, train nothing"
+    )
     args = parser.parse_args()
     config = tomllib.loads((HERE / args.config).read_text())
     name = f"{args.kind}_{args.objective}_{config['devices']}"
+    if args.test:
+        test(name, config, args.objective)
+        return
     out = Path(args.out or HERE / "runs" / name)
     options = config["options"] | config[args.objective] | config.get(args.kind, {})
     steps = options.pop("steps")
