@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from egx.errors import HardwareError
+from egx.execution.devices import checked_devices
 from egx.execution.timing import median_seconds
 from egx.files import write_whole
 from egx.hardware.spec import Hardware
@@ -46,6 +47,14 @@ class Sizes:
     launches: int = 16
     largest: int = 64
     repeats: int = 9
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise HardwareError(
+                    f"sizes: {field.name} must be a whole number of 1 or more, got {value!r}"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,18 +101,20 @@ def calibrate(
         The machine, as it is read back from the file.
 
     Raises:
-        HardwareError: for a path that does not end in .toml, or holds a file.
+        HardwareError: before anything is measured, for a path that does not end in .toml, holds
+            a file or whose folder cannot be made, and for impossible arguments.
     """
-    path = Path(path)
-    if path.suffix != ".toml":
-        raise HardwareError(f"{path}: expected a path that ends in .toml")
-    if path.exists() and not overwrite:
-        raise HardwareError(f"{path}: is there already; choose another path, or overwrite it")
-    chosen = list(jax.devices() if devices is None else devices)
-    if not chosen:
-        raise HardwareError("no devices to measure")
-    sizes = sizes or Sizes()
+    path = _target(path, overwrite)
+    chosen = checked_devices(devices, HardwareError)
     names = _names(chosen)
+    if len(set(names)) < len(names):
+        raise HardwareError(f"devices names one twice: {', '.join(names)}")
+    if name is not None and not isinstance(name, str):
+        raise HardwareError(f"name must be a string, got {name!r}")
+    if not isinstance(sizes, Sizes | None):
+        raise HardwareError(f"sizes must be a Sizes, got {sizes!r}")
+    sizes = sizes or Sizes()
+    dtype = _floating(dtype)
     measured = [
         _measure(device, label, sizes, dtype, len(chosen))
         for device, label in zip(chosen, names, strict=True)
@@ -114,8 +125,46 @@ def calibrate(
         for b in range(len(chosen))
         if a != b
     }
-    write_whole(path, _toml(name or path.stem, chosen, measured, links, np.dtype(dtype).name))
+    text = _toml(name or path.stem, chosen, measured, links, dtype.name)
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise HardwareError(f"{path}: cannot be written: {error.strerror or error}") from error
     return load(path)
+
+
+def _target(path: Any, overwrite: bool) -> Path:
+    """Where the file is to be, its folder made."""
+    if not isinstance(path, str | os.PathLike):
+        raise HardwareError(f"path must be that of a .toml file, got {path!r}")
+    path = Path(path)
+    if path.suffix != ".toml":
+        raise HardwareError(f"{path}: expected a path that ends in .toml")
+    if path.is_dir():
+        raise HardwareError(f"{path}: is a folder; expected the path of a file")
+    if path.exists() and not overwrite:
+        raise HardwareError(f"{path}: is there already; choose another path, or overwrite it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HardwareError(f"{path}: cannot be written: {error.strerror or error}") from error
+    return path
+
+
+def _floating(dtype: Any) -> np.dtype:
+    """A type that JAX computes in here: a narrower one would be measured under its name."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise HardwareError(f"dtype: {error}") from None
+    if not jnp.issubdtype(found, jnp.floating):
+        raise HardwareError(f"dtype must be a floating-point type, got {found.name}")
+    narrow = np.dtype(jax.dtypes.canonicalize_dtype(found))
+    if narrow != found:
+        raise HardwareError(
+            f"dtype: JAX computes {found.name} as {narrow.name} unless jax_enable_x64 is set"
+        )
+    return found
 
 
 def _names(devices: Sequence[Any]) -> list[str]:

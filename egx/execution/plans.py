@@ -104,16 +104,19 @@ def _checked(
     for key, value in given.items():
         if key == "transfer_priority":
             continue
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise DecisionError(f"decision {key!r} is no array: {error}") from None
         if array.ndim != 1 or len(array) not in sizes:
             raise DecisionError(
                 f"decision {key!r} has shape {array.shape}, but {name} has {ops} ops: the plan "
                 "is of another graph, or traced with other options"
             )
         array = array[:ops]
-        kind = np.number if key == "priority" else np.integer
-        if not np.issubdtype(array.dtype, kind):
-            raise DecisionError(f"decision {key!r} must hold {kind.__name__}s, got {array.dtype}")
+        kinds, what = ("iuf", "numbers") if key == "priority" else ("iu", "integers")
+        if array.dtype.kind not in kinds:
+            raise DecisionError(f"decision {key!r} must hold {what}, got {array.dtype}")
         wrong = ~np.isfinite(array) if key == "priority" else array < 0
         if wrong.any():
             at = int(np.argmax(wrong))

@@ -13,6 +13,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from egx.errors import DecisionError, GraphError
+from egx.execution.devices import checked_devices
 from egx.execution.segments import Segment, segments_of
 from egx.formats.jaxpr import Traced
 from egx.formats.jaxpr_flat import run as run_equations
@@ -66,9 +67,10 @@ class Runner:
 
         Raises:
             GraphError: for other arguments than those traced, or descriptions without values.
+            DecisionError: for devices that are none.
         """
         self.traced = traced
-        self.devices = tuple(jax.devices() if devices is None else devices)
+        self.devices = checked_devices(devices, DecisionError)
         program = traced.program
         leaves = program.leaves(args)
         for leaf, path in zip(leaves, program.paths, strict=True):

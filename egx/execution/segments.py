@@ -107,10 +107,13 @@ def segments_of(
 
 def cluster_roots(traced: Traced, fusion: np.ndarray | None) -> list[int]:
     """The root of each op's cluster."""
+    fusion = None if fusion is None else np.asarray(fusion)
     if fusion is None or not np.any(fusion):
         return list(range(len(traced.ops)))
-    graph = traced.model.graph
-    return np.asarray(_clusters(graph, jnp.asarray(fusion, jnp.int32))).tolist()
+    # Only the order of levels counts: numbered from 1 on, none is too high to go through.
+    used = np.unique(fusion[fusion > 0])
+    levels = np.where(fusion > 0, np.searchsorted(used, fusion) + 1, 0)
+    return np.asarray(_clusters(traced.model.graph, jnp.asarray(levels, jnp.int32))).tolist()
 
 
 _clusters = eqx.filter_jit(clusters)

@@ -39,7 +39,7 @@ def test_measures_devices_and_links_into_a_file_that_loads(tmp_path):
     assert egx.Execution(model, machine).reference_cost > 0
 
 
-def test_mistakes_name_what_is_wrong(tmp_path, capsys):
+def test_mistakes_name_what_is_wrong(tmp_path, capsys, unchecked):
     with pytest.raises(HardwareError, match=r"machine.txt: expected a path that ends in .toml"):
         egx.calibrate(tmp_path / "machine.txt")
     path = tmp_path / "here.toml"
@@ -47,7 +47,26 @@ def test_mistakes_name_what_is_wrong(tmp_path, capsys):
     with pytest.raises(HardwareError, match=r"here.toml: is there already"):
         egx.calibrate(path)
     assert path.read_text() == "mine"
-    with pytest.raises(HardwareError, match="no devices to measure"):
+    with pytest.raises(HardwareError, match="devices is empty"):
         egx.calibrate(tmp_path / "none.toml", devices=[])
+    (tmp_path / "folder.toml").mkdir()
+    # All of these before anything is measured.
+    for given, words in (
+        ({"path": 3}, "path must be that of a .toml file, got 3"),
+        ({"path": tmp_path / "folder.toml"}, "folder.toml: is a folder"),
+        ({"path": path / "deep.toml"}, "deep.toml: cannot be written"),
+        ({"devices": jax.devices()[0]}, "devices must be a list of JAX devices"),
+        ({"devices": ["cpu"]}, "devices must hold JAX devices, .* got 'cpu'"),
+        ({"devices": jax.devices()[:1] * 2}, "devices names one twice: cpu0, cpu0"),
+        ({"name": 3}, "name must be a string, got 3"),
+        ({"sizes": {"row": 4}}, "sizes must be a Sizes, got {'row': 4}"),
+        ({"dtype": np.int32}, "dtype must be a floating-point type, got int32"),
+        ({"dtype": np.float64}, "JAX computes float64 as float32"),
+    ):
+        with pytest.raises(HardwareError, match=words):
+            egx.calibrate(**{"path": tmp_path / "new.toml", **given})
+    with pytest.raises(HardwareError, match="sizes: row must be a whole number of 1 or more"):
+        Sizes(row=0)
+    assert not (tmp_path / "new.toml").exists()
     assert main(["calibrate", "--out", str(path)]) == 2
     assert "is there already" in capsys.readouterr().err

@@ -17,11 +17,12 @@ import egx
 from egx.errors import DecisionError, GraphError, ProblemError
 from egx.execution.plans import chosen
 from egx.execution.runner import Runner
-from egx.execution.segments import segments_of
+from egx.execution.segments import cluster_roots, segments_of
 from egx.formats.jaxpr import trace_ops
 from egx.hardware.machines import with_devices
 from egx.report.execution_plan import make_execution_plan
 from egx.report.execution_plan_file import write_execution_plan
+from egx.simulate.fusion import clusters
 
 OPTIMIZER = optax.sgd(1e-2)
 
@@ -99,6 +100,17 @@ def test_outputs_are_those_of_the_function_whatever_the_plan():
     assert count < ops + sum(len(segments_of(traced, random_plan(s, ops))) for s in range(2))
     runner()._steps(segments_of(traced, random_plan(0, ops)))
     assert len(runner()._programs) == count
+
+
+def test_fusion_levels_may_be_as_high_as_integers_go():
+    """Only their order counts; once, as many loops as the highest level made it hang."""
+    _, traced, _ = case()
+    levels = random_plan(1, len(traced.ops))["fusion"]
+    roots = cluster_roots(traced, levels)
+    assert len(set(roots)) < len(roots)
+    assert cluster_roots(traced, levels * 2**40) == roots
+    assert cluster_roots(traced, np.where(levels > 0, levels * 3 + 2_000_000_000, 0)) == roots
+    assert roots == np.asarray(clusters(traced.model.graph, jnp.asarray(levels))).tolist()
 
 
 def test_segments_follow_priority_and_need():
@@ -193,6 +205,12 @@ def test_mistakes_name_what_is_wrong(unchecked, tmp_path):
         run({"device": np.ones(ops, int)}, devices=jax.devices()[:1])
     with pytest.raises(DecisionError, match="'device' at op 0 is -1"):
         run({"device": np.full(ops, -1)})
+    with pytest.raises(DecisionError, match="'device' is no array"):
+        run({"device": [[0], [1, 2]]})
+    with pytest.raises(DecisionError, match="'priority' must hold numbers, got complex128"):
+        run({"priority": np.full(ops, 1j)})
+    with pytest.raises(DecisionError, match=r"devices must hold JAX devices, .* got 'cpu'"):
+        run({}, devices=["cpu"])
     with pytest.raises(DecisionError, match=r"unknown decisions .'weights'."):
         run({"weights": np.zeros(ops, int)})
     with pytest.raises(DecisionError, match="'fusion' must hold integers, got float64"):
