@@ -14,7 +14,7 @@ from egx.errors import SearchError
 from egx.loading import load
 from egx.policies.base import AbstractPolicy
 from egx.policies.loading import load_policy
-from egx.problems.base import AbstractProblem
+from egx.problems.base import AbstractProblem, expect_problem
 from egx.search.base import AbstractSearch
 from egx.search.registry import find_search
 from egx.training.identity import package_version, problem_identity, search_identity
@@ -182,6 +182,7 @@ def compare(
     for name, algorithm in chosen.items():
         if algorithm != EXACT:
             search, _ = find_search(algorithm, given.get(name), budget=budget)
+            expect_problem(problem)
             search.check(problem)
             runs[name] = search
     folder, results = ComparisonFolder(directory), {}

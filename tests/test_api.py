@@ -14,7 +14,7 @@ import pytest
 from runs import Climber, Toy, chain, machine, same_search, small_problem
 
 import egx
-from egx.errors import CheckpointError, FormatError, GraphError, SearchError
+from egx.errors import CheckpointError, FormatError, GraphError, ProblemError, SearchError
 from egx.problems.execution import Execution
 from egx.problems.memory_placement import MemoryPlacement
 from egx.search.random import RandomSearch
@@ -125,13 +125,17 @@ def test_exact_refuses_what_it_cannot_use():
         egx.optimize_seeds(memory(), "exact", seeds=[1])
 
 
-def test_optimize_names_what_it_does_not_know():
+def test_optimize_names_what_it_does_not_know(unchecked):
     with pytest.raises(SearchError, match=r"no searcher is named 'randon'.*did you mean random"):
         egx.optimize(memory(), "randon")
     with pytest.raises(SearchError, match=r"random has no option 'batches'.*did you mean batch"):
         egx.optimize(memory(), "random", options={"batches": 3})
     with pytest.raises(SearchError, match="give them to Climber itself"):
         egx.optimize(memory(), Climber(), options={"batch": 3})
+    graph = memory().graph
+    for call in (egx.optimize, lambda g, name: egx.compare(g, [name]), egx.train):
+        with pytest.raises(ProblemError, match=r"expected a problem, .* got a Graph"):
+            call(graph, "go")
 
 
 def test_optimize_seeds_gives_a_result_per_seed():

@@ -164,6 +164,7 @@ class GoPolicy(AbstractPolicy):
 
     def check(self, problem: AbstractProblem) -> None:
         """Raises SearchError when this policy cannot decide `problem`; host-side."""
+        _check_heads(problem)
         unknown = [n for n, _ in head_choices(problem, self.real_levels) if n not in self.tasks]
         if unknown:
             raise SearchError(
@@ -295,9 +296,19 @@ class GoPolicy(AbstractPolicy):
 
 
 def tasks_of(problem: AbstractProblem) -> tuple[str, ...]:
-    """The names of a problem's decisions in the order in which GO takes them."""
+    """The names of a problem's decisions in the order in which GO takes them.
+
+    Raises:
+        SearchError: for a problem that leaves nothing to decide.
+    """
+    _check_heads(problem)
     names = tuple(problem.heads)
     return (*(n for n in TASKS if n in names), *(n for n in names if n not in TASKS))
+
+
+def _check_heads(problem: AbstractProblem) -> None:
+    if not problem.heads:
+        raise SearchError("go: there is nothing to decide, the problem decides nothing")
 
 
 def masked_mean(x: Float[Array, "N H"], mask: Bool[Array, " N"]) -> Float[Array, " H"]:

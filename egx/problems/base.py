@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from egx.errors import DecisionError
+from egx.errors import DecisionError, ProblemError
 from egx.graph.graph import Graph, Model
 from egx.host import HostOnly
 
@@ -115,6 +115,15 @@ class AbstractProblem(eqx.Module):
     def mask(self, head: Head) -> Bool[Array, " N"]:
         """The entries of a decision that stand for something real."""
         return self.graph.op_mask if head.axis == "op" else self.graph.use_mask
+
+
+def expect_problem(value: Any) -> None:
+    """Raises ProblemError for what is no problem: a model, say, of which nothing is asked yet."""
+    if not isinstance(value, AbstractProblem):
+        raise ProblemError(
+            "expected a problem, such as egx.Execution(model, hardware), got a "
+            f"{type(value).__name__}"
+        )
 
 
 def check_decisions(

@@ -176,6 +176,11 @@ def _start(
     key: jax.Array,
 ) -> GoPolicy:
     if isinstance(policy, GoPolicy):
+        if network:
+            raise SearchError(
+                f"network.{next(iter(network))} is of a fresh network; the policy to start from "
+                "has its own"
+            )
         return policy
     if policy is not None:
         raise SearchError(f"{KIND} cannot start from a {type(policy).__name__}")

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from egx.errors import SearchError
-from egx.problems.base import AbstractProblem
+from egx.problems.base import AbstractProblem, expect_problem
 from egx.search.base import AbstractSearch, State
 from egx.training.checkpoint import RunCheckpoints
 from egx.training.devices import make_mesh
@@ -117,6 +117,7 @@ def run_session(
         check_seeds(seeds),
         _check_time_limit(time_limit_s),
     )
+    expect_problem(problem)
     search.check(problem)
     stepper = _stepper(plan, evaluator, repeats, devices)
     checkpoints = RunCheckpoints.open(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -12,7 +12,7 @@ import numpy as np
 
 from egx.errors import SearchError
 from egx.policies.base import AbstractPolicy
-from egx.problems.base import AbstractProblem
+from egx.problems.base import AbstractProblem, expect_problem
 from egx.search.base import State
 from egx.search.registry import find_search
 from egx.training.generation import concrete
@@ -66,10 +66,13 @@ def train(
 
     Raises:
         SearchError: for a searcher without a network, or an impossible argument.
+        ProblemError: for what is no problem.
     """
-    visited = [problems] if isinstance(problems, AbstractProblem) else list(problems)
+    visited = list(problems) if isinstance(problems, Iterable) else [problems]
     if not visited:
         raise SearchError("train needs at least one problem")
+    for problem in visited:
+        expect_problem(problem)
     if algorithm in (*KINDS, GO):
         if rounds is not None:
             raise SearchError(f"{algorithm} trains by steps: it takes no rounds")

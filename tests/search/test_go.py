@@ -87,3 +87,9 @@ def test_without_a_policy_for_the_problem_it_says_so(unchecked):
         make_search("go", {"width": 5}).check(small_problem())
     with pytest.raises(SearchError, match="batch must be a whole number"):
         make_search("go", {"batch": 0})
+    graph = one_op().graph
+    nothing = Execution(graph, several.devices(2), decide=())
+    trained = GoPolicy(("device",), **SMALL, key=jax.random.key(0))
+    for name, policy in (("go", None), ("go", trained), ("go_plus", None)):
+        with pytest.raises(SearchError, match="go: there is nothing to decide"):
+            make_search(name, policy=policy).check(nothing)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import egx
 from egx.errors import CheckpointError, SearchError
-from egx.policies.go_net import GoPolicy
+from egx.policies.go_net import GoPolicy, tasks_of
 from egx.training.go_trainer import _last_of, train_go
 from tests.runs import Toy, chain
 from tests.training.test_regal_trainer import same, stop_at
@@ -140,3 +141,7 @@ def test_impossible_arguments_are_named():
     ):
         with pytest.raises(SearchError, match=message):
             small(1, options=options)
+    network = {name.removeprefix("network."): v for name, v in OPTIONS.items() if "network" in name}
+    start = GoPolicy(tasks_of(toys()[0]), **network, key=jax.random.key(0))
+    with pytest.raises(SearchError, match=r"network\.width is of a fresh network; the policy"):
+        small(1, policy=start)
