@@ -31,6 +31,8 @@ from egx.files import write_whole
 from egx.report.tables import Table
 
 HERE = Path(__file__).parent
+PARTS = ("known families", "other families")
+NAMED = {"TensorFlow's default": "tensorflow", "human": "expert_fused"}
 
 
 def gathered(config: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
@@ -61,10 +63,19 @@ class Tests:
             "known families": unseen(config, known=True),
             "other families": unseen(config, known=False),
         }
-        self.best = {
-            title: min(cost(one, plan) for plan in one.heuristics().values())
+        known = {
+            title: {name: cost(one, plan) for name, plan in one.heuristics().items()}
             for graphs in self.graphs.values()
             for title, one in graphs.items()
+        }
+        self.best = {title: min(costs.values()) for title, costs in known.items()}
+        # What frameworks and people do, on the same graphs.
+        self.named = {
+            name: {
+                part: {title: known[title][plan] / self.best[title] for title in graphs}
+                for part, graphs in self.graphs.items()
+            }
+            for name, plan in NAMED.items()
         }
 
     def ratios(self, policy: Any) -> dict[str, dict[str, float]]:
@@ -77,6 +88,11 @@ class Tests:
         }
         jax.clear_caches()
         return found
+
+
+def _named(folder: Path) -> Path:
+    """Where ratios of the named plans are kept."""
+    return folder.parent / f"{folder.name}_named.json"
 
 
 def tables(config: Mapping[str, Any], folder: Path, out: Path) -> None:
@@ -105,12 +121,19 @@ def tables(config: Mapping[str, Any], folder: Path, out: Path) -> None:
             shown([row["validation"] for row in some]),
             *(
                 shown([geometric_mean(list(row["zero_shot"][part].values())) for row in some])
-                for part in ("known families", "other families")
+                for part in PARTS
             ),
             shown([row["drawn_over_reference"] for row in some]),
             f"{np.mean([row['cpu_seconds'] for row in some]):.0f}",
         )
         for name, some in ordered.items()
+    )  # fmt: skip
+    named = _named(folder)
+    plans = json.loads(named.read_text()) if named.exists() else {}
+    cells += tuple(
+        (name, "", "", "",
+         *(shown([geometric_mean(list(ratios[part].values()))]) for part in PARTS), "", "")
+        for name, ratios in plans.items()
     )  # fmt: skip
     header = (
         "variant", "seeds", "loss of imitation", "at once, chose the checkpoint",
@@ -155,7 +178,9 @@ def main() -> None:
                 gathered(config, "train"), gathered(config, "validation"), options, config,
                 seed=seed, runs=runs,
             )  # fmt: skip
-            tests = tests or Tests(config)
+            if tests is None:
+                tests = Tests(config)
+                write_whole(_named(folder), json.dumps(tests.named, indent=1) + "\n")
             row = {"variant": name, **training, "zero_shot": tests.ratios(policy)}
             write_whole(path, json.dumps(row, indent=1) + "\n")
             print(f"{name}, seed {seed}: {row['validation']:.4f}, {row['zero_shot']}", flush=True)
