@@ -21,6 +21,7 @@ from egx.policies.loading import POLICY_FILE, load_policy
 from egx.problems.execution import Execution
 from egx.report.console import console, error_console, watch
 from egx.report.units import format_bytes
+from egx.training.loop import whole_number
 from egx.training.synthetic import synthetic_models
 
 SYNTHETIC = "synthetic"
@@ -33,6 +34,9 @@ MODEL_FILES = (".onnx", ".onnx.gz", ".json", ".pbtxt", ".prototxt", ".stg")
 def train(options: Namespace) -> int:
     """Trains a policy on a corpus and writes it with how it came about."""
     out, log = console(), error_console()
+    # Before the problems, which take long to make and whose noise is drawn by the seed.
+    whole_number("steps", options.steps, 0, 2**30)
+    whole_number("seed", options.seed, 0, 2**32 - 1)
     folder = Path(options.out)
     if folder.exists() and not folder.is_dir():
         raise FormatError(f"{folder}: is a file; expected a folder to write to")

@@ -286,6 +286,9 @@ def test_training_gets_problems_and_writes_a_policy(here, monkeypatch, capsys):
     ((problem,), _, _) = seen.pop()
     assert problem.is_measured
     assert problem.hardware.num_devices == 3
+    for option in ("steps", "seed"):
+        line = failed(capsys, "train", f"--{option}", "-1", "--out", "third")
+        assert f"{option} must be 0 to" in line
     line = failed(capsys, *common, "--data", "nowhere", "--out", "third")
     assert "--data: expected 'synthetic' or a folder, got 'nowhere'" in line
     (here / "data" / "b.pbtxt").write_text("node {")
