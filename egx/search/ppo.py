@@ -2,8 +2,7 @@
 
 Schulman et al., "Proximal Policy Optimization Algorithms", arXiv 1707.06347, with the rewards of
 GO (Zhou et al., NeurIPS 2020, arXiv 2010.12438): -sqrt(time / reference time), -10 for a plan that
-is not valid. GO compares them with the running mean of the graph's own rewards; by default a plan's
-rank among those of its batch counts instead.
+is not valid, compared with the running mean of the graph's own rewards.
 
 The ratio of probabilities is clipped op by op: over hundreds of ops the ratio of whole plans would
 leave the clip's range at the first step.
@@ -44,8 +43,9 @@ class PPO(eqx.Module):
             falls below it, the mean is over all.
         gradient_clip: the largest norm of the gradient.
         epochs: steps of Adam on each batch.
-        advantage: "running", reward minus running mean, as in the paper; or "rank", from 1 for
-            the best plan of a graph in its batch evenly down to -1, whatever rewards differ by.
+        advantage: "running", reward minus running mean, as in the paper; or "rank", which is not
+            of the paper: from 1 for the best plan of a graph in its batch evenly down to -1,
+            whatever rewards differ by.
     """
 
     learning_rate: Scalar = eqx.field(converter=scalar, default=1e-3)
@@ -55,7 +55,7 @@ class PPO(eqx.Module):
     baseline_rate: Scalar = eqx.field(converter=scalar, default=0.1)
     gradient_clip: Scalar = eqx.field(converter=scalar, default=1.0)
     epochs: int = eqx.field(static=True, default=4)
-    advantage: str = eqx.field(static=True, default="rank")
+    advantage: str = eqx.field(static=True, default="running")
 
     def __check_init__(self) -> None:
         check_whole(self, epochs=1)

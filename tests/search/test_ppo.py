@@ -43,11 +43,12 @@ def test_advantages_against_the_running_mean():
 
 
 def test_advantages_by_rank_put_what_is_not_valid_last():
-    advantage, _, _ = advantages(PPO(), COST, FITS, ONE, Baseline(ONE, ONE))
+    ppo = PPO(advantage="rank")
+    advantage, _, _ = advantages(ppo, COST, FITS, ONE, Baseline(ONE, ONE))
     np.testing.assert_allclose(advantage, [-1 / 3, 1 / 3, -1.0, 1.0], rtol=1e-6)
     # Equal plans share what their places are worth.
     cost = jnp.asarray([2.0, 2.0, 1.0])
-    advantage, _, _ = advantages(PPO(), cost, jnp.ones(3, bool), ONE, new_baseline())
+    advantage, _, _ = advantages(ppo, cost, jnp.ones(3, bool), ONE, new_baseline())
     np.testing.assert_allclose(advantage, [-0.5, -0.5, 1.0], rtol=1e-6)
 
 
