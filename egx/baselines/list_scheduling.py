@@ -10,7 +10,6 @@ from egx.baselines.execution_case import execution_problem, to_decisions
 from egx.errors import SearchError
 from egx.problems.base import AbstractProblem, Decisions
 from egx.problems.execution_plans import blocks, list_scheduling
-from egx.problems.execution_plans.fused import with_all_fused
 from egx.problems.execution_plans.list_scheduling import ListSchedule
 from egx.problems.execution_plans.orders import memory_order
 
@@ -94,22 +93,8 @@ def heft_readers(problem: AbstractProblem) -> Decisions:
         SearchError: for another problem than `Execution`.
     """
     checked = execution_problem(problem, "heft_readers")
-    if "fusion" not in checked.decide:
-        return heft(checked, mind_readers=True)
-    case = checked.host_case()
-    plan = with_all_fused(
-        case,
-        checked.fusion_levels,
-        lambda cut: (
-            list_scheduling.heft(
-                cut,
-                queued="transfer_priority" in checked.decide,
-                blocking=checked.transfers == "blocking",
-                mind_readers=True,
-            ).plan
-        ),
-    )
-    return to_decisions(checked, case, plan)
+    known = checked.heuristics()
+    return known["heft_readers"] if "heft_readers" in known else heft(checked, mind_readers=True)
 
 
 def memory_greedy(problem: AbstractProblem) -> Decisions:

@@ -35,7 +35,7 @@ def order_of(table: ExecutionTable, priority: Float[Array, " N"] | None) -> Int[
     if priority is None:
         # Of equal ops the first ready one is the first one: ops stand in a topological order.
         return jnp.arange(n, dtype=jnp.int32)
-    # The same order twice, since XLA's CPU compiler copies the arrays of a loop over one in each step.
+    # The same order twice: of a loop over one, XLA's CPU compiler copies all arrays in each step.
     twice = jnp.stack([priority, priority], 1)
     order, rank = ready.order_and_rank(twice)
     startable = (table.inputs[:n] == 0) & table.op_mask

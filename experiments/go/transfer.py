@@ -34,7 +34,6 @@ from learning import Row, cost, decide, geometric_mean, learned, models, problem
 from run import read_config
 
 import egx
-from egx.baselines.list_scheduling import heft_readers
 from egx.files import write_whole
 from egx.graph.graph import real_sizes
 from egx.graph.padding import bucket_sizes
@@ -115,7 +114,6 @@ class Family:
         if self.path(title, "plans", None).exists():
             return
         known = {name: cost(one, plan) for name, plan in one.heuristics().items()}
-        known[READERS] = cost(one, heft_readers(one))
         ops = real_sizes(one.graph)[0]
         bound = one.lower_bound()
         self.save("plans", None, {"ops": ops, "known": known, "bound": bound}, title)
@@ -237,7 +235,7 @@ def tables(config: Mapping[str, Any], runs: Path, out: Path) -> None:
     note = (
         f"fine-tuned: {config['finetune_steps']} steps, {evaluations} evaluations, as scratch and "
         f"brkga_seeded; longer: {config['longer']} times as many. Beside the best plan that needs "
-        "no search of those that brkga_seeded starts from (heft_readers is none of them)."
+        "no search."
     )
     spread = "Mean over seeds ± half of what lies between the least and the most."
     parts = [

@@ -180,7 +180,7 @@ def test_named_plans_of_the_joint_problem(order):
     plans = problem.heuristics()
     assert list(plans) == [
         *("reference", "heft", "memory_greedy", "memory_spread", "expert"),
-        *("tensorflow", "heft_fused", "expert_fused", "blocks_fused"),
+        *("tensorflow", "heft_fused", "expert_fused", "blocks_fused", "heft_readers"),
     ]
     cost = {name: float(evaluate(problem, plan).cost) for name, plan in plans.items()}
     # Alone: the first op writes 4 bytes at 4 a second; the others read as much besides.
@@ -241,12 +241,13 @@ def test_without_fusion_the_names_stay_and_plans_do_not_fuse():
     machine = several.devices(2, memory=4.0, link=8.0)
     problem = Execution(layered(names, pad_to=PAD), machine, decide=("device",), order="runtime")
     assert list(problem.heuristics()) == [
-        *("reference", "heft", "memory_greedy", "memory_spread", "expert")
+        *("reference", "heft", "memory_greedy", "memory_spread", "expert", "heft_readers")
     ]
     assert expert.human(problem)["device"][:8].tolist() == IN_TURN
     assert expert.human_blocks(problem)["device"][:8].tolist() == [0] * 4 + [1] * 4
     assert expert.tensorflow(problem)["device"].tolist() == [0] * 12
-    assert list(list_scheduling.heft_readers(problem)) == ["device"]
+    for given in (problem.heuristics()["heft_readers"], list_scheduling.heft_readers(problem)):
+        assert list(given) == ["device"]
     # Names that merely look so are not taken for layers.
     plain = Execution(layered(names, separator=None, pad_to=PAD), machine)
     assert plain.layer.tolist() == [-1] * 12

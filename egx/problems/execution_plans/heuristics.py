@@ -23,12 +23,16 @@ from egx.problems.execution_plans.plan import Plan, decisions_of
 from egx.simulate.host_case import HostCase, host_case
 
 
-def _heft(case: HostCase, options: Mapping[str, Any]) -> Plan:
+def _heft(case: HostCase, options: Mapping[str, Any], *, mind_readers: bool = False) -> Plan:
     order = None if options["orders"] else np.arange(case.num_ops)
     return heft(
         case, order=order, queued=options["queued"], blocking=options["blocking"],
-        devices=options["devices"],
+        devices=options["devices"], mind_readers=mind_readers,
     ).plan  # fmt: skip
+
+
+def _heft_readers(case: HostCase, options: Mapping[str, Any]) -> Plan:
+    return _heft(case, options, mind_readers=True)
 
 
 def _memory_order(case: HostCase, options: Mapping[str, Any]) -> np.ndarray:
@@ -101,8 +105,8 @@ FUSED_PLANS: dict[str, _Maker] = {
 
 
 class HeuristicPlans(Mapping[str, dict[str, Array]]):
-    """Plans by name, each made at its first look: the reference, those of `PLANS`, and those of
-    `FUSED_PLANS` where fusion is decided.
+    """Plans by name, each made at its first look: the reference, those of `PLANS`, those of
+    `FUSED_PLANS` where fusion is decided, and there and in run-time order "heft_readers".
 
     Args:
         reference: the problem's own.
@@ -122,7 +126,11 @@ class HeuristicPlans(Mapping[str, dict[str, Array]]):
         self._arrays, self._shapes, self._options = dict(arrays), dict(shapes), dict(options)
         self._case: HostCase | None = None
         # Which plans there are must not depend on numbers or names: programs have one each.
-        self._makers = PLANS | (FUSED_PLANS if "fusion" in self._shapes else {})
+        fuses = "fusion" in self._shapes
+        self._makers = PLANS | (FUSED_PLANS if fuses else {})
+        # Often the best of all for training steps; not measured where there are no such decisions.
+        if fuses or options["runtime"]:
+            self._makers["heft_readers"] = _fused(_heft_readers) if fuses else _heft_readers
 
     def __iter__(self) -> Iterator[str]:
         yield "reference"
