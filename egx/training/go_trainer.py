@@ -67,11 +67,13 @@ class GoBatch:
         imitation_steps: the first steps, which imitate the best plan that each problem's
             heuristics know instead of drawing plans: not of the paper, see
             `egx.search.ppo.imitate`.
+        teachers: names of the heuristics among which the best is imitated; all if none are named.
     """
 
     problems: int = 8
     samples: int = 8
     imitation_steps: int = 0
+    teachers: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +157,11 @@ def _settings(
     parts = split_options(
         options, {"": GoBatch, "ppo": PPO, "validation": GoValidation, "network": None}
     )
-    batch, judge = GoBatch(**parts[""]), GoValidation(**parts["validation"])
+    names = parts[""].get("teachers", ())
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise SearchError(f"teachers must be names of heuristics, got {names!r}")
+    batch = GoBatch(**{**parts[""], "teachers": tuple(names)})
+    judge = GoValidation(**parts["validation"])
     for name, number in (
         ("problems", batch.problems),
         ("samples", batch.samples),
@@ -257,7 +263,7 @@ class _Training(AbstractTraining[GoPolicy]):
         plans = []
         if self.batch.imitation_steps:
             for problem in self.each:
-                plan = _best_heuristic(problem)[1]
+                plan = _best_heuristic(problem, self.batch.teachers)[1]
                 plans.append(to_levels(problem.heads, plan, self.choices))
         known = {name: jnp.stack([plan[name] for plan in plans]) for name in self._imitated()}
         return _Facts(self.problems.reference_cost, jnp.asarray(best, jnp.float32), known)
@@ -383,11 +389,16 @@ def _decisions(problem: AbstractProblem, logits: Logits, levels: Levels) -> Deci
     )
 
 
-def _best_heuristic(problem: AbstractProblem) -> tuple[float, Decisions]:
-    """The known plan of least cost, feasible ones first, and its cost."""
+def _best_heuristic(problem: AbstractProblem, names: Sequence[str] = ()) -> tuple[float, Decisions]:
+    """The known plan of least cost, feasible ones first, and its cost; of all, or of `names`."""
     known = []
+    plans = problem.heuristics()
+    for name in names:
+        if name not in plans:
+            raise SearchError(f"teachers: the problem knows {', '.join(plans)}, not {name!r}")
     # Each plan is made when it is looked at: once.
-    for name, plan in problem.heuristics().items():
+    for name in names or plans:
+        plan = plans[name]
         outcome = _evaluate(problem, dict(plan))
         known.append((not bool(outcome.feasible), float(outcome.cost), name, plan))
     if not known:

@@ -111,6 +111,9 @@ def test_where_nothing_costs_anything_no_policy_is_better_and_known_plans_are_ma
     assert trained.score == 1.0
     # Two plans of the problem that is imitated, and two of the same one as it is judged.
     assert Made.looks == 4
+    Made.looks = 0
+    train_go(problems, steps=0, validation=problems, options={**options, "teachers": ["again"]})
+    assert Made.looks == 3
 
 
 def test_of_a_problem_that_a_batch_has_twice_the_last_entry_is_kept():
@@ -133,7 +136,15 @@ def test_train_by_name():
 def test_impossible_arguments_are_named():
     for options, message in (
         ({"ppo.size": 3}, r"no option 'ppo.size' \(it takes"),
-        ({"size": 3}, r"no option 'size' \(it takes imitation_steps, problems, samples\)"),
+        (
+            {"size": 3},
+            r"no option 'size' \(it takes imitation_steps, problems, samples, teachers\)",
+        ),
+        ({"teachers": "heft"}, "teachers must be names of heuristics, got 'heft'"),
+        (
+            {"teachers": ["heft"], "imitation_steps": 1},
+            "teachers: the problem knows reference, not 'heft'",
+        ),
         ({"samples": 0}, "samples must be 1 to"),
         ({"network.depth": 3}, "the go network cannot be made with"),
         ({"ppo.clip": "wide"}, "training cannot be made with .*'clip': 'wide'"),
