@@ -179,10 +179,10 @@ def compare(
     if unknown:
         raise SearchError(f"options for {unknown[0]!r}, which is not compared: {list(chosen)}")
     runs = {}
+    expect_problem(problem)
     for name, algorithm in chosen.items():
         if algorithm != EXACT:
             search, _ = find_search(algorithm, given.get(name), budget=budget)
-            expect_problem(problem)
             search.check(problem)
             runs[name] = search
     folder, results = ComparisonFolder(directory), {}

@@ -115,6 +115,10 @@ def calibrate(
         raise HardwareError(f"sizes must be a Sizes, got {sizes!r}")
     sizes = sizes or Sizes()
     dtype = _floating(dtype)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HardwareError(f"{path}: cannot be written: {error.strerror or error}") from error
     measured = [
         _measure(device, label, sizes, dtype, len(chosen))
         for device, label in zip(chosen, names, strict=True)
@@ -134,7 +138,7 @@ def calibrate(
 
 
 def _target(path: Any, overwrite: bool) -> Path:
-    """Where the file is to be, its folder made."""
+    """Where the file is to be."""
     if not isinstance(path, str | os.PathLike):
         raise HardwareError(f"path must be that of a .toml file, got {path!r}")
     path = Path(path)
@@ -144,10 +148,6 @@ def _target(path: Any, overwrite: bool) -> Path:
         raise HardwareError(f"{path}: is a folder; expected the path of a file")
     if path.exists() and not overwrite:
         raise HardwareError(f"{path}: is there already; choose another path, or overwrite it")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HardwareError(f"{path}: cannot be written: {error.strerror or error}") from error
     return path
 
 

@@ -203,6 +203,9 @@ class Execution(AbstractProblem):
         Where fusion is decided also, with everything fused: "tensorflow" (one device, first come,
         first served), "heft_fused", "expert_fused" and "blocks_fused" (blocks of whole layers).
 
+        There and in run-time order also "heft_readers": list scheduling that counts what it takes
+        to bring together what an op makes and what its readers already have on other devices.
+
         Under `jit` and `vmap` a look becomes a callback to the host, once a problem of a batch.
         """
         ops, uses = self.graph.num_ops, self.graph.num_uses

@@ -133,7 +133,9 @@ class EGRLPlus(AbstractSearch):
         known = list(problem.heuristics().values()) if self.heuristic_seeds else []
         plans = [encode(problem, plan)[None] for plan in known]
         if self.plans is not None:
-            plans.append(jax.vmap(lambda plan: encode(problem, plan))(self.plans))
+            given = jax.vmap(lambda plan: encode(problem, plan))(self.plans)
+            # What was given has room before known plans do.
+            plans = [*plans[: max(self.elites - given.shape[0], 0)], given]
         if plans:
             starts.append(jnp.concatenate(plans)[: self.elites])
         rows = [start[jnp.arange(self.elites) % start.shape[0]] for start in starts]

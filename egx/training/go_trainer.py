@@ -158,7 +158,10 @@ def _settings(
         options, {"": GoBatch, "ppo": PPO, "validation": GoValidation, "network": None}
     )
     names = parts[""].get("teachers", ())
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    if isinstance(names, str):
+        # As the command line gives them.
+        names = names.split(",")
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise SearchError(f"teachers must be names of heuristics, got {names!r}")
     batch = GoBatch(**{**parts[""], "teachers": tuple(names)})
     judge = GoValidation(**parts["validation"])

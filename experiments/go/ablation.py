@@ -23,7 +23,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from learning import Row, cost, decide, geometric_mean, learned, models, problem
+from learning import Row, cost, decide, geometric_mean, learned, models, problem, training
 from run import read_config
 
 import egx
@@ -174,14 +174,15 @@ def main() -> None:
             if path.exists():
                 continue
             options = {**config["options"], **config["variants"][name]}
-            policy, training = learned(
+            what = training(
                 gathered(config, "train"), gathered(config, "validation"), options, config,
-                seed=seed, runs=runs,
+                seed=seed,
             )  # fmt: skip
+            policy, about = learned(what, config, runs)
             if tests is None:
                 tests = Tests(config)
                 write_whole(_named(folder), json.dumps(tests.named, indent=1) + "\n")
-            row = {"variant": name, **training, "zero_shot": tests.ratios(policy)}
+            row = {"variant": name, **about, "zero_shot": tests.ratios(policy)}
             write_whole(path, json.dumps(row, indent=1) + "\n")
             print(f"{name}, seed {seed}: {row['validation']:.4f}, {row['zero_shot']}", flush=True)
             tables(config, folder, out)

@@ -46,23 +46,30 @@ def problem(model: Model, config: Mapping[str, Any]) -> egx.Execution:
     return egx.Execution(model, machine, decide=TASKS[config["task"]], order="runtime")
 
 
-def learned(
+def training(
     train: Sequence[Mapping[str, Any]],
     validation: Sequence[Mapping[str, Any]],
     options: Mapping[str, Any],
     config: Mapping[str, Any],
     *,
     seed: int,
-    runs: Path,
-) -> tuple[GoPolicy, Row]:
-    """The best policy by validation of a training, and what to say of it."""
-    what = {
+) -> Mapping[str, Any]:
+    """All that decides what a training gives."""
+    return {
         "machine": config["machine"], "task": config["task"], "steps": config["steps"],
         "options": dict(options), "train": list(train), "validation": list(validation),
         "seed": seed,
     }  # fmt: skip
-    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
-    out = runs / "trained" / digest
+
+
+def digest(what: Mapping[str, Any]) -> str:
+    """The name of a training."""
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def learned(what: Mapping[str, Any], config: Mapping[str, Any], runs: Path) -> tuple[GoPolicy, Row]:
+    """The best policy by validation of a training, and what to say of it."""
+    out = runs / "trained" / digest(what)
     if not (out / "training.json").exists():
         _learn(what, config, out)
     policy = egx.load_policy(out / "policy.npz")

@@ -30,7 +30,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from learning import Row, cost, decide, geometric_mean, learned, models, problem
+from learning import (
+    Row,
+    cost,
+    decide,
+    digest,
+    geometric_mean,
+    learned,
+    models,
+    problem,
+    training,
+)
 from run import read_config
 
 import egx
@@ -46,6 +56,7 @@ from egx.training.result import Result
 HERE = Path(__file__).parent
 DEFAULT, HUMAN, READERS = "tensorflow", "expert_fused", "heft_readers"
 FOUND = ("zero-shot", "fine-tuned", "scratch", "scratch, longer", "brkga_seeded")
+LEARNED = ("zero-shot", "fine-tuned")
 
 
 class Family:
@@ -65,10 +76,10 @@ class Family:
             for one in family.get(part, [])
         ]
 
-    def policy(self, seed: int) -> tuple[GoPolicy, Row]:
-        return learned(
+    def training(self, seed: int) -> Mapping[str, Any]:
+        return training(
             self.others("train"), self.others("validation"), self.config["options"], self.config,
-            seed=seed, runs=self.runs,
+            seed=seed,
         )  # fmt: skip
 
     def run(self, seeds: Sequence[int], *, scratch: bool) -> None:
@@ -76,9 +87,9 @@ class Family:
         kinds = [kind for kind in FOUND if scratch or not kind.startswith("scratch")]
         if self.finished(list(unseen), kinds, seeds):
             return
-        policies = {seed: self.policy(seed) for seed in seeds}
-        for seed, (_, training) in policies.items():
-            self.save("training", seed, {"family": self.entry["name"], **training})
+        policies = {seed: learned(self.training(seed), self.config, self.runs) for seed in seeds}
+        for seed, (_, about) in policies.items():
+            self.save("training", seed, {"family": self.entry["name"], **about})
         # All of one size: what runs one of them runs them all.
         problems = {title: problem(model, self.config) for title, model in unseen.items()}
         sizes = bucket_sizes(*(one.graph for one in problems.values()))
@@ -97,7 +108,14 @@ class Family:
 
     def finished(self, titles: Sequence[str], kinds: Sequence[str], seeds: Sequence[int]) -> bool:
         wanted = [(kind, seed) for kind in kinds for seed in seeds] + [("plans", None)]
-        return all(self.path(title, *one).exists() for title in titles for one in wanted)
+        return all(self.is_there(title, *one) for title in titles for one in wanted)
+
+    def is_there(self, title: str, kind: str, seed: int | None) -> bool:
+        """Whether a row exists and, where it is of a trained policy, of that of this training."""
+        path = self.path(title, kind, seed)
+        if not path.exists() or kind not in LEARNED or seed is None:
+            return path.exists()
+        return json.loads(path.read_text()).get("training") == digest(self.training(seed))
 
     def path(self, title: str, kind: str, seed: int | None) -> Path:
         words = "".join(c if c.isalnum() else "_" for c in f"{title} {kind}")
@@ -106,6 +124,8 @@ class Family:
     def save(self, kind: str, seed: int | None, row: Row, title: str = "") -> None:
         name = self.path(title, kind, seed)
         row = {"family": self.entry["name"], "graph": title, "kind": kind, "seed": seed, **row}
+        if kind in LEARNED and seed is not None:
+            row["training"] = digest(self.training(seed))
         write_whole(name, json.dumps(row, indent=1) + "\n")
         shown = f"{1e3 * row['cost']:.3f} ms" if "cost" in row else ""
         print(f"{self.entry['name']}, {title}: {kind} {seed or 0} {shown}", flush=True)
@@ -119,7 +139,7 @@ class Family:
         self.save("plans", None, {"ops": ops, "known": known, "bound": bound}, title)
 
     def zero_shot(self, title: str, one: egx.Execution, policy: GoPolicy, seed: int) -> None:
-        if not self.path(title, "zero-shot", seed).exists():
+        if not self.is_there(title, "zero-shot", seed):
             found = cost(one, decide(policy, one))
             self.save("zero-shot", seed, {"cost": found, "evaluations": 1}, title)
 
@@ -129,7 +149,7 @@ class Family:
         return self.config["finetune_steps"] * self.config["finetune"].get("batch", Go().batch)
 
     def tuned(self, title: str, one: egx.Execution, policy: GoPolicy, seed: int) -> None:
-        if not self.path(title, "fine-tuned", seed).exists():
+        if not self.is_there(title, "fine-tuned", seed):
             result = self.go(one, policy, seed, self.evaluations)
             self.save("fine-tuned", seed, _row(result, self.evaluations), title)
 
@@ -205,7 +225,7 @@ def tables(config: Mapping[str, Any], runs: Path, out: Path) -> None:
             if "plans" not in kinds:
                 continue
             plans = kinds["plans"][0]
-            known = {name: value for name, value in plans["known"].items() if name != READERS}
+            known = plans["known"]
             best = min(known, key=lambda name: known[name])
             cells.append((
                 family["name"], title, f"{plans['ops']:,}",

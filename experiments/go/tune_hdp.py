@@ -10,9 +10,11 @@ into `[options.hdp]` of `run.toml` by hand.
 from __future__ import annotations
 
 import json
+import math
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,6 +35,12 @@ GRAPHS = (
 SETTINGS = ((256, 0.1), (64, 0.1), (64, 0.03), (64, 0.01), (16, 0.1), (16, 0.03))
 
 
+def _key(graph: Workload, groups: int, rate: float, config: dict[str, Any]) -> str:
+    seeds = ", ".join(map(str, config["seeds"]))
+    budget = f"{config['budget']} evaluations, seeds {seeds}"
+    return f"{graph.title}, {groups} groups, rate {rate}, {budget}"
+
+
 def main() -> None:
     config = tomllib.loads((HERE / "run.toml").read_text())
     path = HERE / "runs" / "tune_hdp.json"
@@ -41,7 +49,7 @@ def main() -> None:
     for workload in GRAPHS:
         problem = None
         for groups, rate in SETTINGS:
-            key = f"{workload.title}, {groups} groups, rate {rate}"
+            key = _key(workload, groups, rate, config)
             if key in found:
                 continue
             if problem is None:
@@ -57,7 +65,8 @@ def main() -> None:
                 budget=config["budget"],
                 options={"groups": groups, "learning_rate": rate},
             )
-            found[key] = {"costs": [result.cost for result in results], **costs}
+            best = [one.cost if one.feasible else math.inf for one in results]
+            found[key] = {"costs": best, **costs}
             write_whole(path, json.dumps(found, indent=1) + "\n")
             seconds = time.perf_counter() - began
             print(f"{key}: {found[key]}, {seconds:.0f} s", flush=True)
@@ -65,14 +74,14 @@ def main() -> None:
 
     rows = []
     for groups, rate in SETTINGS:
-        runs = [found[f"{graph.title}, {groups} groups, rate {rate}"] for graph in GRAPHS]
+        runs = [found[_key(graph, groups, rate, config)] for graph in GRAPHS]
         ratios = [np.mean(run["costs"]) / run["human"] for run in runs]
         mean = float(np.exp(np.mean(np.log(ratios))))
         cells = [f"{groups}", f"{rate}", *(f"{ratio:.3f}" for ratio in ratios), f"{mean:.3f}"]
         rows.append((mean, tuple(cells)))
     rows.sort()
     header = ("groups", "learning rate", *(graph.title for graph in GRAPHS), "geometric mean")
-    defaults = [found[f"{g.title}, {groups} groups, rate {rate}"] for g in GRAPHS]
+    defaults = [found[_key(graph, *SETTINGS[0], config)] for graph in GRAPHS]
     default = [
         "",
         "TensorFlow",

@@ -17,6 +17,7 @@ import itertools
 import json
 import time
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from run import passing
 
 import egx
 from egx.files import write_whole
+from egx.graph.corpus import topology_digest
 from egx.graph.graph import real_sizes
 from egx.graph.padding import pad_graph
 from egx.hardware.machines import regal_hardware
@@ -46,10 +48,18 @@ def problems(config: dict[str, Any], objective: str, part: str) -> list[egx.Exec
     def fits(model: egx.Model) -> bool:
         return all(have <= room for have, room in zip(real_sizes(model.graph), sizes, strict=True))
 
-    models = synthetic_models(seed=config[f"{part}_seed"], keep=fits)
+    def graphs(part: str, keep: Callable[[egx.Model], bool]) -> Iterator[egx.Model]:
+        models = synthetic_models(seed=config[f"{part}_seed"], keep=keep)
+        return itertools.islice(models, config[f"{part}_graphs"])
+
+    seen: set[str] = set()
+    if part == "test":
+        used = itertools.chain(graphs("train", fits), graphs("validation", fits))
+        seen = {topology_digest(model) for model in used}
+    models = graphs(part, lambda model: fits(model) and topology_digest(model) not in seen)
     return [
         egx.Execution(pad_graph(model.graph, sizes), hardware, objective=objective)
-        for model in itertools.islice(models, config[f"{part}_graphs"])
+        for model in models
     ]
 
 

@@ -203,6 +203,9 @@ def test_given_plans_are_among_the_starts_and_the_result_is_never_worse():
     problem = knapsack()
     best = egx.optimize(problem, EGRLPlus(budget=600), budget=600, seed=1)
     plans = {name: jnp.asarray(value)[None] for name, value in best.decisions.items()}
+    # With room for no more than it, too.
+    crowded = EGRLPlus(budget=20, plans=plans, elites=2, batch=10)
+    assert float(egx.optimize(problem, crowded, budget=20, seed=2).cost) <= best.cost
     again = egx.optimize(problem, EGRLPlus(budget=20, plans=plans), budget=20, seed=2)
     assert again.cost <= best.cost
 
