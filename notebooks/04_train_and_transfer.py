@@ -190,11 +190,11 @@ print(model)
 # `egx.execute` compiles each cluster of fused ops by itself, puts it on its device and starts them
 # in the plan's order. Outputs are those of the plain function, up to rounding.
 #
-# The simulator takes the two devices for separate ones. In the outputs kept here both share one
-# core, as the note below the table says: the second one can only add transfers, and the plan that
-# should be the fastest is the slowest. Fewer segments are no faster here either. The core was not
-# idle meanwhile, so the calibrated rates and the seconds are rough. `experiments/go/measured.py`
-# compares simulated with measured seconds over many plans.
+# The simulator takes the two devices for separate ones. Here they share two cores, their caches and
+# the Python thread that starts the segments. In the outputs kept here fusing pays as simulated, and
+# the plan on both devices, which should take half as long, gains nothing. On machines with devices
+# of their own the same cell says what such a plan is worth; `experiments/go/measured.py` compares
+# simulated with measured seconds over many plans.
 
 # %%
 expected = jax.tree.leaves(eqx.filter(eqx.filter_jit(step)(*args), eqx.is_array))
