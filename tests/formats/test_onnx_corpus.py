@@ -11,12 +11,12 @@ import pytest
 
 from egx.formats.onnx import load_onnx
 from egx.graph.graph import Model, real_sizes
-from tests.data import _ROOT, data_dir
+from tests.data import DATA, data_dir
 
 FILES = sorted(
-    path.relative_to(_ROOT)
+    path.relative_to(DATA)
     for folder in ("onnx_light", "zigzag_stream_onnx", "onnx_corpus/graphs")
-    for path in (_ROOT / folder).glob("*.onnx*")
+    for path in (DATA / folder).glob("*.onnx*")
 )
 # Every twelfth by default, all of them with `-m slow`.
 SOME = FILES[::12]
@@ -64,7 +64,7 @@ def check_graph(model: Model) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_imports(name: Path, manifest):
-    path = _ROOT / name
+    path = DATA / name
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fine, coarse = load_onnx(path, granularity="op"), load_onnx(path)
