@@ -178,8 +178,8 @@ def compare(
     unknown = [name for name in given if name not in chosen]
     if unknown:
         raise SearchError(f"options for {unknown[0]!r}, which is not compared: {list(chosen)}")
-    runs = {}
     expect_problem(problem)
+    runs = {}
     for name, algorithm in chosen.items():
         if algorithm != EXACT:
             search, _ = find_search(algorithm, given.get(name), budget=budget)

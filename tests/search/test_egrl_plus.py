@@ -203,11 +203,20 @@ def test_given_plans_are_among_the_starts_and_the_result_is_never_worse():
     problem = knapsack()
     best = egx.optimize(problem, EGRLPlus(budget=600), budget=600, seed=1)
     plans = {name: jnp.asarray(value)[None] for name, value in best.decisions.items()}
-    # With room for no more than it, too.
-    crowded = EGRLPlus(budget=20, plans=plans, elites=2, batch=10)
-    assert float(egx.optimize(problem, crowded, budget=20, seed=2).cost) <= best.cost
     again = egx.optimize(problem, EGRLPlus(budget=20, plans=plans), budget=20, seed=2)
     assert again.cost <= best.cost
+
+
+def test_known_plans_leave_room_for_given_ones():
+    problem = knapsack()
+    odd = jnp.arange(problem.graph.num_ops, dtype=jnp.int32) % 2
+    plan = {"weights": odd, "activations": 1 - odd}
+    genes = encode(problem, plan)
+    known = [encode(problem, one) for one in problem.heuristics().values()]
+    assert not any(bool(jnp.all(one == genes)) for one in known)
+    search = EGRLPlus(batch=10, elites=len(known), plans={k: v[None] for k, v in plan.items()})
+    elites = search.init(problem, key=jax.random.key(0)).inner.elites
+    assert bool(jnp.any(jnp.all(elites.genes == genes, axis=-1)))
 
 
 def test_problems_compare_nothing_but_one_hot_rows():
