@@ -17,19 +17,18 @@ from egx.hardware.spec import Hardware
 
 
 class Rows(eqx.Module):
-    """What each step is about; the tensor is scaled by the devices that it may be sent to."""
+    """What each step is about. `consumer` has two flags in its lowest bits: the first row of its
+    tensor, the last row of its op. `sent` is where the transfers of its tensor are kept."""
 
     consumer: Int[Array, " R"]
-    tensor: Int[Array, " R"]
+    sent: Int[Array, " R"]
     bytes: Float[Array, " R"]
-    is_last: Bool[Array, " R"]
     use: Int[Array, " R"]
 
 
 class ExecutionTable(eqx.Module):
     """What the loops read. Entry N of an op axis and U of a use axis stand for nothing: axes N1
-    and U1 are one longer. Rows N + U + 1 + u repeat use u, for transfers that are items. Link
-    `source * D + target` is an entry of the axis DD."""
+    and U1 are one longer. Rows N + U + 1 + u repeat use u, for transfers that are items."""
 
     rows: Rows
     first_row: Int[Array, " N1"]
@@ -51,8 +50,8 @@ class ExecutionTable(eqx.Module):
     weight_units: Int[Array, " N"]
     op_mask: Bool[Array, " N"]
     unit_bytes: Float[Array, ""]
-    link_bytes_per_s: Float[Array, " DD"]
-    link_latency_s: Float[Array, " DD"]
+    link_bytes_per_s: Float[Array, "D D"]
+    link_latency_s: Float[Array, "D D"]
     read_bytes_per_s: Float[Array, " D"]
     write_bytes_per_s: Float[Array, " D"]
     launch_s: Float[Array, " D"]
@@ -129,12 +128,22 @@ def execution_table(
     use_consumer = jnp.append(jnp.where(graph.use_mask, graph.use_consumer, n), n)
     use_tensor = jnp.append(tensor, graph.num_tensors)
     use_bytes = jnp.append(jnp.append(tensor_bytes, 0.0)[tensor], 0.0)
+    first_use = jax.ops.segment_min(jnp.arange(u), tensor, graph.num_tensors + 1)
+    row_is_first = row_use == first_use[use_tensor[row_use]]
+    flags = (row_is_first.astype(jnp.int32) << 1) | row_is_last.astype(jnp.int32)
+    if forgets_transfers(d):
+        outputs = jax.ops.segment_sum(
+            graph.tensor_mask.astype(jnp.int32), graph.tensor_producer, n, indices_are_sorted=True
+        )
+        before = (jnp.cumsum(outputs) - outputs)[graph.tensor_producer]
+        sent = jnp.append(jnp.arange(graph.num_tensors) - before, 0)
+    else:
+        sent = jnp.arange(graph.num_tensors + 1) * elsewhere(d)
     return ExecutionTable(
         rows=Rows(
-            consumer=use_consumer[row_use],
-            tensor=use_tensor[row_use] * elsewhere(d),
+            consumer=(use_consumer[row_use] << 2) | flags,
+            sent=sent.astype(jnp.int32)[use_tensor[row_use]],
             bytes=use_bytes[row_use],
-            is_last=row_is_last,
             use=row_use,
         ),
         first_row=jnp.append(first, n + u).astype(jnp.int32),
@@ -161,12 +170,24 @@ def execution_table(
         op_mask=graph.op_mask,
         unit_bytes=unit,
         # A device never sends to itself; whatever stands there must not become NaN.
-        link_bytes_per_s=jnp.where(off_diagonal, hardware.link_bytes_per_s, 1.0).reshape(-1),
-        link_latency_s=jnp.where(off_diagonal, hardware.link_latency_s, 0.0).reshape(-1),
+        link_bytes_per_s=jnp.where(off_diagonal, hardware.link_bytes_per_s, 1.0),
+        link_latency_s=jnp.where(off_diagonal, hardware.link_latency_s, 0.0),
         read_bytes_per_s=hardware.read_bytes_per_s[:, 0],
         write_bytes_per_s=hardware.write_bytes_per_s[:, 0],
         launch_s=hardware.launch_s,
     )
+
+
+def split_row(word: Int[Array, " P"]) -> tuple[Array, Array, Array]:
+    """(consumer, is the first row of its tensor, is the last row of its op)."""
+    return word >> 2, (word & 2) != 0, (word & 1) != 0
+
+
+def forgets_transfers(devices: int) -> bool:
+    """Whether only transfers of the op in work are kept, each in its tensor's place among the
+    op's outputs. All uses of a tensor belong to one op, and with two devices its first use is
+    where the one transfer that there may be is not known yet."""
+    return devices <= 2
 
 
 def elsewhere(devices: int) -> int:

@@ -151,10 +151,8 @@ def host_case(arrays: Mapping[str, Any]) -> HostCase:
     """The case behind `case_arrays`, which must be concrete."""
     host = {name: np.asarray(value) for name, value in arrays.items()}
     n, t, u = (int(host[f"{axis}_mask"].sum()) for axis in ("op", "tensor", "use"))
-    devices = len(host["launch_s"])
-    rate = host["link_bytes_per_s"].astype(np.float64).reshape(devices, devices)
-    latency = host["link_latency_s"].astype(np.float64).reshape(devices, devices)
-    per_byte = 1.0 / rate
+    per_byte = 1.0 / host["link_bytes_per_s"].astype(np.float64)
+    latency = host["link_latency_s"].astype(np.float64)
     np.fill_diagonal(per_byte, 0.0)
     np.fill_diagonal(latency, 0.0)
     op_class = host["op_class"][:n]

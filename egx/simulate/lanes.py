@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from egx.simulate.execution_table import ExecutionTable, elsewhere
+from egx.simulate.execution_table import ExecutionTable, elsewhere, forgets_transfers, split_row
 from egx.simulate.indexing import pick, put, replace, take, take_few
 
 
@@ -59,18 +60,19 @@ class Row(NamedTuple):
     """What a step is about: a use of the item in work, or nothing (consumer N, use U)."""
 
     consumer: Int[Array, " P"]
-    tensor: Int[Array, " P"]
-    bytes: Float[Array, " P"]
+    is_first: Bool[Array, " P"]
     is_last: Bool[Array, " P"]
+    sent: Int[Array, " P"]
+    bytes: Float[Array, " P"]
     use: Int[Array, " P"]
 
 
 class Network(NamedTuple):
     """Transfers so far: when each (tensor, device) was sent (-1: not yet), when links and
-    devices are free."""
+    devices are free. A device has L links to others."""
 
     sent: Float[Array, " _"]
-    link: Float[Array, "DD P"]
+    link: Float[Array, "DL P"]
     clock: Float[Array, "D P"]
 
 
@@ -84,6 +86,8 @@ class Lanes:
     root: Int[Array, "N1 P"] | None
     flat_root: Int[Array, " _"] | None
     flat_seconds: Float[Array, " _"] | None
+    bytes_per_s: Float[Array, " DL"]
+    latency_s: Float[Array, " DL"]
 
     @classmethod
     def of(cls, table: ExecutionTable, plans: Plans) -> Lanes:
@@ -98,13 +102,15 @@ class Lanes:
             root,
             None if root is None else root.reshape(-1),
             None if plans.seconds is None else padded(plans.seconds, 0.0).reshape(-1),
+            _links(table.link_bytes_per_s),
+            _links(table.link_latency_s),
         )
 
     @property
     def device_bits(self) -> int:
         return max(1, (self.table.num_devices - 1).bit_length())
 
-    def with_device(self, values: Int[Array, "K P"], on: Int[Array, "K P"]) -> Int[Array, "K P"]:
+    def with_device(self, values: Int[Array, "*K P"], on: Int[Array, "*K P"]) -> Int[Array, "*K P"]:
         """Values and devices in one word each."""
         return (values << self.device_bits) | on
 
@@ -121,14 +127,15 @@ class Lanes:
 
     def read_row(self, row: Int[Array, " P"]) -> Row:
         rows = self.table.rows
-        consumer = take(rows.consumer, row)
+        consumer, is_first, is_last = split_row(take(rows.consumer, row))
         if self.flat_root is not None:
             consumer = take(self.flat_root, self.at(consumer))
         return Row(
             consumer,
-            take(rows.tensor, row),
+            is_first,
+            is_last,
+            take(rows.sent, row),
             take(rows.bytes, row),
-            take(rows.is_last, row),
             take(rows.use, row),
         )
 
@@ -143,14 +150,17 @@ class Lanes:
         devices, population = table.num_devices, self.population
         return Network(
             sent=self.empty((table.num_tensors + 1) * elsewhere(devices), -1.0),
-            link=jnp.zeros((devices * devices, population), jnp.float32),
+            link=jnp.zeros((devices * elsewhere(devices), population), jnp.float32),
             clock=jnp.zeros((devices, population), jnp.float32),
         )
 
-    def sent_at(self, row: Row, source: Array, target: Array) -> Array:
-        """Flat index of a tensor's transfer from `source` to `target`, two different devices."""
-        other = jnp.maximum(target - (target > source).astype(jnp.int32), 0)
-        return self.at(row.tensor + other)
+    def sent(self, network: Network, row: Row, source: Array, target: Array) -> tuple[Array, Array]:
+        """(flat index, when): a tensor's transfer from `source` to `target`, where they differ."""
+        if forgets_transfers(self.table.num_devices):
+            key = self.at(row.sent)
+            return key, jnp.where(row.is_first, -1.0, take(network.sent, key))
+        key = self.at(row.sent + other(source, target))
+        return key, take(network.sent, key)
 
     def send(
         self,
@@ -164,9 +174,9 @@ class Lanes:
         blocking: bool,
     ) -> tuple[Array, Array, Network]:
         """(start, end, network): transfers that hold their directed link, or both devices."""
-        link = source * self.table.num_devices + target
-        rate = take_few(self.table.link_bytes_per_s, link)
-        took = take_few(self.table.link_latency_s, link) + num_bytes / rate
+        others = elsewhere(self.table.num_devices)
+        link = source if others == 1 else source * others + other(source, target)
+        took = take_few(self.latency_s, link) + num_bytes / take_few(self.bytes_per_s, link)
         if blocking:
             first, second = pick(network.clock, source), pick(network.clock, target)
             start = jnp.maximum(ready_s, jnp.maximum(first, second))
@@ -193,8 +203,7 @@ class Lanes:
     ) -> tuple[Array, Network, Times]:
         """(arrival, network, times): a use's tensor at `target`, sent there if it was not yet."""
         remote = (target != source) & (row.consumer < self.table.num_ops)
-        key = self.sent_at(row, source, target)
-        known = take(network.sent, key)
+        key, known = self.sent(network, row, source, target)
         names = remote & (known < 0)
         start, end, network = self.send(
             network, row.bytes, source, target, finish, names, blocking=blocking
@@ -232,6 +241,20 @@ class Lanes:
     def startable(self, missing: Int[Array, "N1 P"]) -> Bool[Array, "N P"]:
         """Ops and roots that wait for nothing."""
         return (missing[: self.table.num_ops] == 0) & self.runs()
+
+
+def other(source: Int[Array, " P"], target: Int[Array, " P"]) -> Int[Array, " P"]:
+    """`target` among the devices that are not `source`; some other device where they are one."""
+    return jnp.maximum(target - (target >= source).astype(jnp.int32), 0)
+
+
+def _links(values: Float[Array, "D D"]) -> Float[Array, " DL"]:
+    """The entries of links between different devices; one device has one that nobody uses."""
+    devices = values.shape[0]
+    if devices == 1:
+        return values.reshape(-1)
+    source, target = np.nonzero(~np.eye(devices, dtype=bool))
+    return values[source, target]
 
 
 def padded(rows: Array, fill: float) -> Array:

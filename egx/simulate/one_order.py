@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from egx.simulate import ready
-from egx.simulate.execution_table import ExecutionTable
+from egx.simulate.execution_table import ExecutionTable, split_row
 from egx.simulate.indexing import pick, put, take
 from egx.simulate.lanes import padded
 
@@ -50,7 +50,7 @@ def order_of(table: ExecutionTable, priority: Float[Array, " N"] | None) -> Int[
         op = jnp.where(found, take(order, best * 2 + both), nothing)
         out = put(out, jnp.where(found, count, nothing) * 2 + both, op)
         row = jnp.where(done, take(table.first_row, op), row)
-        consumer, last = take(table.rows.consumer, row), take(table.rows.is_last, row)
+        consumer, _, last = split_row(take(table.rows.consumer, row))
         entry = consumer * 2 + both
         left = take(missing, entry) - 1
         missing = put(missing, entry, left)
@@ -171,8 +171,6 @@ def _makespan(
         jnp.append(table.tensor_units, jnp.zeros(2, jnp.int32)).astype(jnp.float32)
         * table.unit_bytes
     )
-    rate = table.link_bytes_per_s.reshape(devices, devices)
-    latency = table.link_latency_s.reshape(devices, devices)
     seconds = table.op_seconds
 
     each = jnp.arange(devices, dtype=jnp.int32)[:, None]
@@ -195,7 +193,7 @@ def _makespan(
 
         reader = _bit(_row(device, table.use_consumer[steps.use[r]]))
         wanted = jnp.where(steps.use[r] < table.num_uses, reader, _row(readers, tensor))
-        seconds_over = latency + tensor_bytes[tensor] / rate
+        seconds_over = table.link_latency_s + tensor_bytes[tensor] / table.link_bytes_per_s
         # Every device at once, [D, P]; a stack of rows would not be vectorised.
         free, took = link[0], seconds_over[0][:, None]
         for d in range(1, devices):

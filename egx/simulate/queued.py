@@ -38,7 +38,6 @@ class _State(NamedTuple):
     """The loop's carry: the item in work, then what has become of everything. An op's entry of
     `arrived` turns into its finish when it is taken."""
 
-    done: Bool[Array, " P"]
     row: Int[Array, " P"]
     sends: Bool[Array, " P"]
     source: Int[Array, " P"]
@@ -85,9 +84,8 @@ def run_queued(
     words = ready.pack(ready.reorder(startable, order))
     following = next_on_device(table, lanes)
 
-    def take_item(state: _State) -> _State:
+    def take_item(state: _State, wanted: Bool[Array, " P"]) -> _State:
         """Takes and runs the best ready item of each candidate that has none in work."""
-        wanted = state.done
         best, found, words = ready.take_highest(state.words, wanted)
         item, source = lanes.split(take(by_rank, at(best)))
         item, source = jnp.where(found, item, n), jnp.where(found, source, 0)
@@ -135,15 +133,15 @@ def run_queued(
             times=times,
         )
 
-    def handle_use(state: _State) -> _State:
-        """Delivers one use of the item in work, or makes the transfer that brings it ready."""
+    def step(_: Array, state: _State) -> _State:
+        """Delivers one use of the item in work, or makes the transfer that brings it ready; takes
+        the next item after its last one."""
         row = lanes.read_row(state.row)
         after = take(following, at(row.use))
         last = jnp.where(state.sends, after == uses, row.is_last)
         rank, target = lanes.split(take(known, at(row.consumer)))
         remote = (target != state.source) & (row.consumer < n)
-        key = lanes.sent_at(row, state.source, target)
-        queued = take(state.network.sent, key)
+        key, queued = lanes.sent(state.network, row, state.source, target)
         names = remote & ~state.sends & (queued < 0)
         sent = put(state.network.sent, key, jnp.where(names, 0.0, queued))
         # A transfer has served a use when it delivers it; an op serves its local uses.
@@ -152,8 +150,7 @@ def run_queued(
         since = take(state.arrived, entry)
         transfer_rank, _ = lanes.split(take(known, at(jnp.where(names, n + 1 + row.use, n))))
         freed = jnp.where(names, transfer_rank, rank)
-        return state._replace(
-            done=last,
+        state = state._replace(
             row=jnp.where(state.sends, use_rows + after, state.row + 1),
             missing=put(state.missing, entry, left),
             arrived=put(state.arrived, entry, jnp.maximum(since, state.finish)),
@@ -161,11 +158,11 @@ def run_queued(
             words=ready.add(state.words, freed, (left == 0) | names),
             times=state.times,
         )
+        return take_item(state, last)
 
     none = jnp.zeros(population, jnp.int32)
     state = _State(
-        done=jnp.ones(population, bool),
-        row=none,
+        row=jnp.full(population, table.idle_row, jnp.int32),
         sends=jnp.zeros(population, bool),
         source=none,
         finish=jnp.zeros(population, jnp.float32),
@@ -183,7 +180,7 @@ def run_queued(
         remote = target_of[n + 1 :] != on_item[n + 1 :]
         remote = remote & table.use_mask[:, None]
         steps = table.num_rows + jnp.max(jnp.sum(remote, 0, dtype=jnp.int32))
-    state = jax.lax.fori_loop(0, steps, lambda _, s: handle_use(take_item(s)), state)
+    state = jax.lax.fori_loop(0, steps + 1, step, state)
 
     place = state.place.reshape(items, population)
     transfer_place, place = place[n + 1 :], place[:n]

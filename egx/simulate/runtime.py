@@ -25,7 +25,6 @@ class _State(NamedTuple):
     """The loop's carry: the op in work, then what has become of everything. An op's entry of
     `arrived` turns into its place in the order when it is started."""
 
-    done: Bool[Array, " P"]
     row: Int[Array, " P"]
     source: Int[Array, " P"]
     finish: Float[Array, " P"]
@@ -57,9 +56,8 @@ def run_runtime(
     on = jnp.append(lanes.on, jnp.zeros((1, population), jnp.int32), 0).reshape(-1)
     missing = lanes.missing()
 
-    def take_op(state: _State) -> _State:
+    def take_op(state: _State, wanted: Bool[Array, " P"]) -> _State:
         """Starts the next op of each candidate that has none in work."""
-        wanted = state.done
         clock, earliest = state.network.clock, state.waiting.earliest
         moments = jnp.maximum(clock, earliest)
         now, device = moments[0], jnp.zeros(population, jnp.int32)
@@ -88,8 +86,8 @@ def run_runtime(
             times=times,
         )
 
-    def handle_use(state: _State) -> _State:
-        """Sends one use of the op in work."""
+    def step(_: Array, state: _State) -> _State:
+        """Sends one use of the op in work, and starts the next op after its last one."""
         row = lanes.read_row(state.row)
         entry = at(row.consumer)
         target = take(on, entry)
@@ -99,8 +97,7 @@ def run_runtime(
         left = take(state.missing, entry) - 1
         arrival = jnp.maximum(take(state.arrived, entry), arrival)
         all_sent = jnp.where(left == 0, arrival, jnp.inf)
-        return state._replace(
-            done=row.is_last,
+        state = state._replace(
             row=state.row + 1,
             missing=put(state.missing, entry, left),
             arrived=put(state.arrived, entry, arrival),
@@ -108,12 +105,11 @@ def run_runtime(
             waiting=arrivals.add(state.waiting, slots, row.consumer, target, all_sent),
             times=times,
         )
+        return take_op(state, row.is_last)
 
-    none = jnp.zeros(population, jnp.int32)
     state = _State(
-        done=jnp.ones(population, bool),
-        row=none,
-        source=none,
+        row=jnp.full(population, table.idle_row, jnp.int32),
+        source=jnp.zeros(population, jnp.int32),
         finish=jnp.zeros(population, jnp.float32),
         taken=jnp.zeros(population, jnp.float32),
         missing=missing.reshape(-1),
@@ -123,7 +119,7 @@ def run_runtime(
         times=kept_times(lanes) if trace else {},
     )
     steps = jnp.asarray(table.idle_row, jnp.int32) if bounded else table.num_rows
-    state = jax.lax.fori_loop(0, steps, lambda _, s: handle_use(take_op(s)), state)
+    state = jax.lax.fori_loop(0, steps + 1, step, state)
 
     place = state.arrived.reshape(n + 1, population)[:n].astype(jnp.int32)
     of_cluster = place if plans.root is None else jnp.take_along_axis(place, plans.root, 0)

@@ -35,17 +35,19 @@ from egx.simulate.residency import peak_units
 
 
 class _State(NamedTuple):
-    """The loop's carry: the op in work, then what has become of everything. With a set of ready ops
-    an op's entry of `arrived` turns into its place in the order when it is taken; `missing` and
-    `words` are empty where the order is known."""
+    """The loop's carry: the op in work, then what has become of everything.
 
-    done: Bool[Array, " P"]
+    `row` is the row in work and the device it runs on, in one word.
+    `ops` has two words for each op, in one line of a cache: the bits of when its inputs have
+    arrived, which turn into its place in the order when it is taken from a set of ready ops, and
+    its rank and device. `missing` and `words` are empty where the order is known.
+    """
+
     row: Int[Array, " P"]
-    source: Int[Array, " P"]
     finish: Float[Array, " P"]
     taken: Int[Array, " P"]
     missing: Int[Array, " _"]
-    arrived: Float[Array, " _"]
+    ops: Int[Array, " _"]
     network: Network
     words: ready.Words
     times: Times
@@ -79,7 +81,8 @@ def run_static(
     if known is None:
         assert plans.priority is not None
         order, rank = ready.order_and_rank(plans.priority)
-        words, ops = ready.pack(ready.reorder(lanes.startable(missing), order)), order
+        words = ready.pack(ready.reorder(lanes.startable(missing), order))
+        in_order = order
         of_op = lanes.with_device(rank, lanes.on)
     else:
         order, rank, words = known, ready.inverse(known), ()
@@ -89,14 +92,14 @@ def run_static(
             runs = (jnp.arange(n) < jnp.sum(table.op_mask))[:, None]
         else:
             runs = ready.reorder(lanes.runs(), order)
-        ops = jnp.where(runs, order, n)
-    in_order = lanes.with_device(ops, ready.reorder(lanes.on, order))
+        in_order = jnp.where(runs, order, n)
+    in_order = lanes.with_device(in_order, ready.reorder(lanes.on, order))
     in_order = padded(in_order, n << lanes.device_bits).reshape(-1)
-    of_op = padded(of_op, 0).reshape(-1)
+    of_op = padded(of_op, 0)
 
-    def take_op(state: _State) -> _State:
+    def take_op(state: _State, wanted: Bool[Array, " P"]) -> _State:
         """Takes and runs the next op of each candidate that has none in work."""
-        wanted, words = state.done, state.words
+        words = state.words
         if known is None:
             place, found, words = ready.take_highest(words, wanted)
             place = jnp.where(found, place, n)
@@ -107,71 +110,76 @@ def run_static(
         entry = at(op)
         clock = state.network.clock
         free = pick(clock, device)
-        since = take(state.arrived, entry)
-        start = jnp.maximum(free, since)
+        since = take(state.ops, 2 * entry)
+        start = jnp.maximum(free, _seconds(since))
         finish = start + lanes.op_s(op, device)
         times = note(state.times, "start_s", entry, start)
         times = note(times, "finish_s", entry, finish)
         clock = replace(clock, device, jnp.where(found, finish, free))
-        arrived = state.arrived
+        ops = state.ops
         if known is None:
             # Writing what depends on what was read is what lets XLA write in place.
-            arrived = put(arrived, entry, jnp.where(found, state.taken.astype(jnp.float32), since))
+            ops = put(ops, 2 * entry, jnp.where(found, state.taken, since))
         return state._replace(
-            row=jnp.where(wanted, take(table.first_row, op), state.row),
-            source=jnp.where(wanted, device, state.source),
+            row=jnp.where(wanted, lanes.with_device(take(table.first_row, op), device), state.row),
             finish=jnp.where(wanted, finish, state.finish),
             taken=state.taken + wanted.astype(jnp.int32),
-            arrived=arrived,
+            ops=ops,
             network=state.network._replace(clock=clock),
             words=words,
             times=times,
         )
 
-    def handle_use(state: _State) -> _State:
-        """Delivers one use of the op in work."""
-        row = lanes.read_row(state.row)
+    def step(_: Array, state: _State) -> _State:
+        """Delivers one use of the op in work, and takes the next op after its last one."""
+        index, source = lanes.split(state.row)
+        row = lanes.read_row(index)
         entry = at(row.consumer)
-        rank, target = lanes.split(take(of_op, entry))
+        rank, target = lanes.split(take(state.ops, 2 * entry + 1))
         arrival, network, times = lanes.send_once(
-            state.network, row, state.source, target, state.finish, state.times, blocking=blocking
+            state.network, row, source, target, state.finish, state.times, blocking=blocking
         )
-        arrival = jnp.maximum(take(state.arrived, entry), arrival)
+        arrival = jnp.maximum(_seconds(take(state.ops, 2 * entry)), arrival)
         state = state._replace(
-            done=row.is_last,
-            row=state.row + 1,
-            arrived=put(state.arrived, entry, arrival),
+            row=state.row + (1 << lanes.device_bits),
+            ops=put(state.ops, 2 * entry, _bits(arrival)),
             network=network,
             times=times,
         )
-        if known is not None:
-            return state
-        left = take(state.missing, entry) - 1
-        return state._replace(
-            missing=put(state.missing, entry, left),
-            words=ready.add(state.words, rank, left == 0),
-        )
+        if known is None:
+            left = take(state.missing, entry) - 1
+            state = state._replace(
+                missing=put(state.missing, entry, left),
+                words=ready.add(state.words, rank, left == 0),
+            )
+        return take_op(state, row.is_last)
 
     none = jnp.zeros(population, jnp.int32)
     state = _State(
-        done=jnp.ones(population, bool),
-        row=none,
-        source=none,
+        row=jnp.full(population, table.idle_row << lanes.device_bits, jnp.int32),
         finish=jnp.zeros(population, jnp.float32),
         taken=none,
         missing=none if known is not None else missing.reshape(-1),
-        arrived=lanes.empty(n + 1, 0.0),
+        ops=jnp.stack([jnp.zeros_like(of_op), of_op], -1).reshape(-1),
         network=lanes.network(),
         words=words,
         times=kept_times(lanes) if trace else {},
     )
     steps = jnp.asarray(table.idle_row, jnp.int32) if bounded else table.num_rows
-    state = jax.lax.fori_loop(0, steps, lambda _, s: handle_use(take_op(s)), state)
+    state = jax.lax.fori_loop(0, steps + 1, step, state)
 
     place = rank
     if known is None:
-        place = state.arrived.reshape(n + 1, population)[:n].astype(jnp.int32)
+        place = state.ops.reshape(n + 1, population, 2)[:n, :, 0]
     of_cluster = place if plans.root is None else jnp.take_along_axis(place, plans.root, 0)
     peak = peak_units(table, lanes.on, of_cluster, None, plans.root, places=n + 1)
     makespan = jnp.max(state.network.clock, 0)
     return makespan, peak, trace_of(lanes, state.times, place, None) if trace else None
+
+
+def _bits(seconds: Float[Array, " P"]) -> Int[Array, " P"]:
+    return jax.lax.bitcast_convert_type(seconds, jnp.int32)
+
+
+def _seconds(bits: Int[Array, " P"]) -> Float[Array, " P"]:
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
