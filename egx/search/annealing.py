@@ -14,7 +14,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics, Scalar, check_whole, scalar
+from egx.search.base import (
+    AMOUNT,
+    POSITIVE,
+    SHARE,
+    AbstractSearch,
+    Metrics,
+    Scalar,
+    check_numbers,
+    check_whole,
+    scalar,
+)
 from egx.search.genome import Genes, Genome, decode, encode
 from egx.search.moves import check_start, exchange, make_room, shift_one, start_genes
 
@@ -60,6 +70,10 @@ class Annealing(AbstractSearch):
 
     def __check_init__(self) -> None:
         check_whole(self, chains=1)
+        check_numbers(
+            self, budget=POSITIVE, first_temperature=POSITIVE, last_temperature=POSITIVE,
+            rooms=SHARE, swaps=SHARE, leaving=AMOUNT,
+        )  # fmt: skip
 
     @property
     def batch_size(self) -> int:

@@ -8,6 +8,7 @@ that measures real hardware.
 from __future__ import annotations
 
 import abc
+import math
 from typing import Any
 
 import equinox as eqx
@@ -39,6 +40,34 @@ def check_whole(part: Any, **least: int) -> None:
         number = getattr(part, name)
         if not isinstance(number, int) or isinstance(number, bool) or number < low:
             raise SearchError(f"{name} must be a whole number of {low} or more, got {number!r}")
+
+
+# Ranges of numbers, ends included.
+Range = tuple[float, float]
+SHARE: Range = (0.0, 1.0)
+AMOUNT: Range = (0.0, math.inf)
+POSITIVE: Range = (float(np.finfo(np.float32).tiny), math.inf)
+ANY: Range = (-math.inf, math.inf)
+AT_LEAST_ONE: Range = (1.0, math.inf)
+_SAID = {
+    SHARE: "0 to 1",
+    AMOUNT: "0 or more",
+    POSITIVE: "above 0",
+    ANY: "a finite number",
+    AT_LEAST_ONE: "1 or more",
+}
+
+
+def check_numbers(part: Any, **ranges: Range) -> None:
+    """Raises SearchError for a field of `part` that is not in the range named for it, or not
+    finite. What is on a device or traced is not looked at: a sweep may hold it."""
+    for name, (low, high) in ranges.items():
+        number = getattr(part, name)
+        if isinstance(number, jax.Array):
+            continue
+        values = np.asarray(number, np.float64)
+        if not np.all(np.isfinite(values) & (low <= values) & (values <= high)):
+            raise SearchError(f"{name} must be {_SAID[low, high]}, got {number}")
 
 
 class Incumbent(eqx.Module):

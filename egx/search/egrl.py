@@ -28,7 +28,7 @@ from egx.policies.context import GraphContext, graph_context
 from egx.policies.distributions import Levels, greedy, probabilities, sample, to_decisions
 from egx.policies.graph_unet import GraphUNetCritic, GraphUNetPolicy
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics, State, check_whole
+from egx.search.base import SHARE, AbstractSearch, Metrics, State, check_numbers, check_whole
 from egx.search.evolution import Evolution, Layout, Population, Stacked, slots
 from egx.search.replay import Replay, add, empty_replay
 from egx.search.sac import SAC, SACState
@@ -100,11 +100,8 @@ class EGRL(AbstractSearch):
         check_whole(
             self, exploring=0, width=1, depth=0, attention_heads=1, buffer_capacity=1, real_levels=2
         )
-        if not 0.0 <= self.boltzmann_share <= 1.0:
-            raise SearchError(f"boltzmann_share must be 0 to 1, got {self.boltzmann_share}")
+        check_numbers(self, boltzmann_share=SHARE)
         evolution = self.evolution
-        check_whole(evolution, size=2, elites=1, tournament=1)
-        check_whole(self.sac, batch=1)
         if not 1 <= evolution.elites < evolution.size:
             raise SearchError(
                 f"elites must be 1 to {evolution.size - 1} in a population of {evolution.size}, "

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.policies import boltzmann
 from egx.policies.boltzmann import BoltzmannChromosome
+from egx.search.base import AMOUNT, POSITIVE, SHARE, check_numbers, check_whole
 
 Stacked = dict[str, Float[Array, "G N _K"]]
 
@@ -65,6 +66,14 @@ class Evolution(eqx.Module):
     size: int = eqx.field(static=True, default=20)
     elites: int = eqx.field(static=True, default=2)
     tournament: int = eqx.field(static=True, default=3)
+
+    def __check_init__(self) -> None:
+        check_whole(self, size=2, elites=1, tournament=1)
+        check_numbers(
+            self, mutation=SHARE, crossover=SHARE, share=SHARE, strength=AMOUNT,
+            super_strength=AMOUNT, super_rate=SHARE, reset_rate=SHARE, reset_spread=AMOUNT,
+            weight_limit=POSITIVE,
+        )  # fmt: skip
 
     def evolve(
         self,

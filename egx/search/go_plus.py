@@ -24,7 +24,7 @@ from egx.policies.distributions import Levels, Logits, greedy, sample, to_decisi
 from egx.policies.go_inputs import GoContext
 from egx.policies.go_net import GoPolicy
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
+from egx.search.base import POSITIVE, AbstractSearch, Metrics, Scalar, check_numbers, scalar
 from egx.search.egrl_plus import EGRLPlus, Islands
 from egx.search.genome import decode, encode
 from egx.search.go import Go
@@ -58,6 +58,9 @@ class GoPlus(AbstractSearch):
     budget: Scalar = eqx.field(converter=scalar, default=4000.0)
     policy: GoPolicy | None = None
     guided: int = eqx.field(static=True, default=4)
+
+    def __check_init__(self) -> None:
+        check_numbers(self, budget=POSITIVE)
 
     @property
     def batch_size(self) -> int:

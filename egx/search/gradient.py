@@ -17,7 +17,15 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics, Scalar, check_whole, scalar
+from egx.search.base import (
+    POSITIVE,
+    AbstractSearch,
+    Metrics,
+    Scalar,
+    check_numbers,
+    check_whole,
+    scalar,
+)
 from egx.search.lagrangian import Descent, Relaxation, rounded
 
 
@@ -47,6 +55,7 @@ class GradientSearch(AbstractSearch):
 
     def __check_init__(self) -> None:
         check_whole(self, batch=1)
+        check_numbers(self, budget=POSITIVE, penalty_spread=POSITIVE)
 
     @property
     def batch_size(self) -> int:
@@ -105,7 +114,7 @@ class GradientSearch(AbstractSearch):
 
     def _penalties(self) -> Float[Array, " B"]:
         spread = jnp.linspace(-1.0, 1.0, self.batch) if self.batch > 1 else jnp.zeros(1)
-        return self.descent.penalty * self.penalty_spread**spread
+        return jnp.asarray(self.descent.penalty) * self.penalty_spread**spread
 
     def _with_penalty(self, penalty: Float[Array, ""]) -> Descent:
         return eqx.tree_at(lambda d: d.penalty, self.descent, penalty)

@@ -15,7 +15,15 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics, Scalar, scalar
+from egx.search.base import (
+    AT_LEAST_ONE,
+    POSITIVE,
+    AbstractSearch,
+    Metrics,
+    Scalar,
+    check_numbers,
+    scalar,
+)
 from egx.search.betas import FRACTIONS, MEANS, bin_knots
 from egx.search.brkga import BRKGA, Population
 from egx.search.keys import width
@@ -45,6 +53,9 @@ class IDRS(AbstractSearch):
     budget: Scalar = eqx.field(converter=scalar, default=5000.0)
     rounds: Scalar = eqx.field(converter=scalar, default=5.0)
 
+    def __check_init__(self) -> None:
+        check_numbers(self, budget=POSITIVE, rounds=AT_LEAST_ONE)
+
     @property
     def batch_size(self) -> int:
         return self.brkga.batch_size
@@ -53,8 +64,6 @@ class IDRS(AbstractSearch):
         self.brkga.check(problem)
         if self.brkga.proposal is not None:
             raise SearchError("idrs draws its proposals; brkga.proposal must be None")
-        if not float(self.rounds) >= 1:
-            raise SearchError(f"idrs: rounds must be 1 or more, got {float(self.rounds)}")
 
     def initial(self, problem: AbstractProblem, *, key: PRNGKeyArray) -> Rounds:
         bins = bin_knots()

@@ -15,6 +15,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from egx.problems.base import AbstractProblem, Decisions
+from egx.search.base import AMOUNT, POSITIVE, Scalar, check_numbers, scalar
 
 Logits = dict[str, Float[Array, "N M"]]
 
@@ -34,22 +35,16 @@ class Descent(eqx.Module):
     of the reference cost; `temperature` is in units of the reference's mean seconds per op.
     """
 
-    learning_rate: Float[Array, ""]
-    penalty: Float[Array, ""]
-    first_temperature: Float[Array, ""]
-    last_temperature: Float[Array, ""]
+    learning_rate: Scalar = eqx.field(converter=scalar, default=0.3)
+    penalty: Scalar = eqx.field(converter=scalar, default=0.003)
+    first_temperature: Scalar = eqx.field(converter=scalar, default=0.3)
+    last_temperature: Scalar = eqx.field(converter=scalar, default=0.003)
 
-    def __init__(
-        self,
-        learning_rate: float = 0.3,
-        penalty: float = 0.003,
-        first_temperature: float = 0.3,
-        last_temperature: float = 0.003,
-    ):
-        self.learning_rate = jnp.asarray(learning_rate, jnp.float32)
-        self.penalty = jnp.asarray(penalty, jnp.float32)
-        self.first_temperature = jnp.asarray(first_temperature, jnp.float32)
-        self.last_temperature = jnp.asarray(last_temperature, jnp.float32)
+    def __check_init__(self) -> None:
+        check_numbers(
+            self, learning_rate=AMOUNT, penalty=AMOUNT, first_temperature=POSITIVE,
+            last_temperature=POSITIVE,
+        )  # fmt: skip
 
     def start(self, problem: AbstractProblem, *, key: PRNGKeyArray) -> Relaxation:
         """Nearly uniform probabilities, and no multiplier."""
@@ -67,8 +62,8 @@ class Descent(eqx.Module):
         self, problem: AbstractProblem, relaxation: Relaxation, progress: Float[Array, ""]
     ) -> Relaxation:
         """One step of logits and multipliers; `progress` runs from 0 to 1 over the descent."""
-        cooling = self.last_temperature / self.first_temperature
-        temperature = self.first_temperature * cooling ** jnp.clip(progress, 0.0, 1.0)
+        first = jnp.asarray(self.first_temperature)
+        temperature = first * (self.last_temperature / first) ** jnp.clip(progress, 0.0, 1.0)
         multipliers = relaxation.multipliers
 
         def lagrangian(logits: Logits) -> tuple[Float[Array, ""], Float[Array, " C"]]:

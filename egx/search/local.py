@@ -15,7 +15,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Metrics, Scalar, best_index, check_whole, scalar
+from egx.search.base import (
+    AMOUNT,
+    SHARE,
+    AbstractSearch,
+    Metrics,
+    Scalar,
+    best_index,
+    check_numbers,
+    check_whole,
+    scalar,
+)
 from egx.search.genome import Genes, Genome, decode, encode
 from egx.search.moves import (
     check_start,
@@ -82,6 +92,7 @@ class Local(AbstractSearch):
 
     def __check_init__(self) -> None:
         check_whole(self, batch=1)
+        check_numbers(self, kick_rate=SHARE, pairs=AMOUNT, rooms=SHARE, leaving=AMOUNT)
 
     @property
     def batch_size(self) -> int:

@@ -25,7 +25,17 @@ from egx.policies.distributions import entropy, log_probabilities
 from egx.policies.go_inputs import GoContext
 from egx.policies.go_net import GoPolicy
 from egx.search.adam import descend, no_moments
-from egx.search.base import Metrics, Scalar, check_whole, scalar
+from egx.search.base import (
+    AMOUNT,
+    ANY,
+    POSITIVE,
+    SHARE,
+    Metrics,
+    Scalar,
+    check_numbers,
+    check_whole,
+    scalar,
+)
 from egx.search.brkga import rank
 
 ADVANTAGES = ("running", "rank")
@@ -59,6 +69,10 @@ class PPO(eqx.Module):
 
     def __check_init__(self) -> None:
         check_whole(self, epochs=1)
+        check_numbers(
+            self, learning_rate=AMOUNT, clip=POSITIVE, entropy_bonus=AMOUNT, invalid=ANY,
+            baseline_rate=SHARE, gradient_clip=POSITIVE,
+        )  # fmt: skip
         if self.advantage not in ADVANTAGES:
             raise SearchError(
                 f"advantage must be {' or '.join(ADVANTAGES)}, got {self.advantage!r}"

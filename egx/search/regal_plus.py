@@ -38,7 +38,16 @@ from egx.policies.move_net import (
 )
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
 from egx.problems.execution import Execution, ExecutionOutcome
-from egx.search.base import AbstractSearch, Metrics, Scalar, check_whole, scalar
+from egx.search.base import (
+    AMOUNT,
+    SHARE,
+    AbstractSearch,
+    Metrics,
+    Scalar,
+    check_numbers,
+    check_whole,
+    scalar,
+)
 from egx.search.brkga import BRKGA, EVERY, Population, seed_count
 from egx.search.changes import Change, Moves, Neighbours, applied, first_change, next_change
 from egx.search.genome import Genes, Genome, decode, encode
@@ -118,6 +127,10 @@ class RegalPlus(AbstractSearch):
 
     def __check_init__(self) -> None:
         check_whole(self, kept=1, changed=1, tried=1, steps=1)
+        check_numbers(
+            self, trust=AMOUNT, near=SHARE, far=SHARE, shift=AMOUNT, walk=SHARE, couple=SHARE,
+            more=SHARE, pressure=AMOUNT, lean=AMOUNT,
+        )  # fmt: skip
         if self.policy is not None and not isinstance(self.policy, MovePolicy):
             raise SearchError(f"regal_plus takes a MovePolicy, got a {type(self.policy).__name__}")
 

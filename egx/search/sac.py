@@ -23,6 +23,7 @@ from egx.policies.context import GraphContext
 from egx.policies.distributions import Logits, entropy, probabilities
 from egx.policies.graph_unet import GraphUNetCritic, GraphUNetPolicy
 from egx.search.adam import descend, no_moments
+from egx.search.base import AMOUNT, ANY, POSITIVE, SHARE, check_numbers, check_whole
 from egx.search.replay import Replay, draw
 
 Metrics = dict[str, Float[Array, ""]]
@@ -69,6 +70,13 @@ class SAC(eqx.Module):
     relaxation: Literal["probabilities", "largest"] = eqx.field(
         static=True, default="probabilities"
     )
+
+    def __check_init__(self) -> None:
+        check_whole(self, batch=1)
+        check_numbers(
+            self, learning_rate=AMOUNT, alpha=AMOUNT, gamma=SHARE, tau=SHARE, noise=AMOUNT,
+            clip=POSITIVE, reward_shift=ANY, reward_scale=ANY,
+        )  # fmt: skip
 
     def start(self, actor: GraphUNetPolicy, critic: GraphUNetCritic) -> SACState:
         """The state before the first step."""

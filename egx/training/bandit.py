@@ -32,7 +32,7 @@ from egx.policies.proposal import (
     sample_bins,
 )
 from egx.problems.base import AbstractProblem
-from egx.search.base import Scalar, scalar
+from egx.search.base import AMOUNT, POSITIVE, SHARE, Scalar, check_numbers, check_whole, scalar
 from egx.search.betas import bin_knots, draw
 from egx.search.brkga import BRKGA, evolve, rank
 from egx.search.keys import decode_flat, gene_shapes, uniform_keys
@@ -82,10 +82,11 @@ class Bandit(eqx.Module):
     warm_actions: int = eqx.field(static=True, default=256)
 
     def __check_init__(self) -> None:
-        for name in ("budget", "problems", "actions", "seeds"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise SearchError(f"{name} must be a whole number of 1 or more, got {value!r}")
+        check_whole(self, budget=1, problems=1, actions=1, seeds=1, warm_steps=0, warm_actions=1)
+        check_numbers(
+            self, learning_rate=AMOUNT, value_weight=AMOUNT, entropy_bonus=AMOUNT,
+            worst_ratio=POSITIVE, warm_share=SHARE,
+        )  # fmt: skip
         if self.baseline not in BASELINES:
             raise SearchError(f"baseline must be {' or '.join(BASELINES)}, got {self.baseline!r}")
         if self.baseline == "others" and self.actions < 2:

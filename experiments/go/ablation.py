@@ -24,7 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 from learning import Row, cost, decide, geometric_mean, learned, models, problem, training
-from run import read_config
+from settings import read_config
 
 import egx
 from egx.files import write_whole

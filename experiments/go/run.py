@@ -24,14 +24,13 @@ import argparse
 import json
 import math
 import time
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from settings import TASKS, Rest, Workload, evaluate, make_problem
+from settings import TASKS, Rest, Workload, evaluate, make_problem, read_config
 from tables import write_tables
 
 import egx
@@ -165,10 +164,17 @@ class Compared:
     ) -> Row:
         """What a searcher found; where it cannot run, why. Of a `Rest`, its start counts too."""
         options = self.config.get("options", {}).get(method)
+        devices = str(self.made().hardware.num_devices)
+        policy = self.config.get("policies", {}).get(method, {}).get(devices)
         known = int(isinstance(problem, Rest))
         try:
             result = egx.optimize(
-                problem, method, budget=budget - known, seed=seed, options=options
+                problem,
+                method,
+                budget=budget - known,
+                seed=seed,
+                options=options,
+                policy=None if policy is None else egx.load_policy(HERE / policy),
             )
         except SearchError as error:
             return {"cost": None, "feasible": False, "status": str(error)}
@@ -215,13 +221,6 @@ class Compared:
             "peak_bytes": int(np.max(outcome.peak_bytes)),
             "fine": fine,
         }
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """A configuration, with what it leaves out from the one beside it that it names as `like`."""
-    config = tomllib.loads(path.read_text())
-    like = config.pop("like", None)
-    return config if like is None else {**read_config(path.parent / like), **config}
 
 
 def workloads(config: dict[str, Any]) -> list[Workload]:

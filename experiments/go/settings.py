@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import runpy
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,10 @@ def evaluate(problem: egx.Execution, plan: Decisions) -> Any:
 
 def _cost(problem: egx.Execution, plan: Decisions) -> Float[Array, ""]:
     return evaluate(problem, plan).cost
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A configuration, with what it leaves out from the one beside it that it names as `like`."""
+    config = tomllib.loads(path.read_text())
+    like = config.pop("like", None)
+    return config if like is None else {**read_config(path.parent / like), **config}

@@ -1,7 +1,8 @@
-"""Trains a policy of `go` on many graphs, and says how good it is without fine-tuning.
+"""Trains a policy on many graphs; one of `go` says how good it is without fine-tuning.
 
     python experiments/go/train.py                     # train.toml: the policy that comes with egx
     python experiments/go/train.py --config my.toml --out runs/mine
+    python experiments/go/train.py --config train_regal_2.toml    # REGAL's, for two devices
 
 Goes on from its checkpoint when it is called again. Writes after each validation: `policy.npz`,
 the best policy so far, and `history.json`, a row a step. At the end it prints what the policy
@@ -14,19 +15,21 @@ import argparse
 import itertools
 import json
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import jax
-from settings import TASKS, evaluate
+from settings import TASKS, evaluate, read_config
 
 import egx
 from egx.files import write_whole
 from egx.training.go_trainer import train_go
 from egx.training.progress import Progress
+from egx.training.regal_trainer import train_proposals
 
 HERE = Path(__file__).parent
+TRAINERS = {"go": train_go, "regal": train_proposals}
+YARDSTICKS = {"go": "the best plan without search", "regal": "plain BRKGA"}
 
 
 def problems(config: dict[str, Any], part: str) -> dict[str, egx.Execution]:
@@ -47,11 +50,13 @@ def problems(config: dict[str, Any], part: str) -> dict[str, egx.Execution]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", type=Path, default=HERE / "train.toml")
+    parser.add_argument("--config", default="train.toml", help="a file here, or a path")
     parser.add_argument("--out", type=Path, help="a folder (default: runs/CONFIG)")
     args = parser.parse_args()
-    config = tomllib.loads(args.config.read_text())
-    out = args.out or HERE / "runs" / args.config.stem
+    path = HERE / args.config
+    config = read_config(path)
+    algorithm = config.get("algorithm", "go")
+    out = args.out or HERE / "runs" / path.stem
     train, validation = problems(config, "train"), problems(config, "validation")
     print(f"{len(train)} graphs to train on, {len(validation)} held out", flush=True)
     steps, every = config["steps"], config["options"]["validation.every"]
@@ -61,12 +66,12 @@ def main() -> None:
         if progress.evaluations % 10 == 0:
             print(
                 f"step {progress.evaluations} of {steps}, {time.perf_counter() - began:.0f} s, "
-                f"best validation {progress.best_cost:.4f} of the best plan without search",
+                f"best validation {progress.best_cost:.4f} of {YARDSTICKS[algorithm]}",
                 flush=True,
             )
 
     for until in range(every, steps + every, every):
-        trained = train_go(
+        trained = TRAINERS[algorithm](
             list(train.values()),
             steps=min(until, steps),
             validation=list(validation.values()),
@@ -75,12 +80,15 @@ def main() -> None:
             checkpoint_dir=out / "checkpoint",
             resume=True,
         )
-        trained.policy.only(TASKS[config["task"]]).save(out / "policy.npz")
+        policy = trained.policy
+        if algorithm == "go":
+            policy = policy.only(TASKS[config["task"]])
+        policy.save(out / "policy.npz")
         write_whole(out / "history.json", json.dumps(trained.history, indent=0) + "\n")
         if trained.interrupted:
             break
     print(f"best {trained.score:.4f}, {trained.policy.config()}")
-    for title, problem in validation.items():
+    for title, problem in validation.items() if algorithm == "go" else ():
         plans = {name: dict(plan) for name, plan in problem.heuristics().items()}
         costs = {name: evaluate(problem, plan) for name, plan in plans.items()}
         fits = {name: float(o.cost) for name, o in costs.items() if bool(o.feasible)}

@@ -41,7 +41,7 @@ from learning import (
     problem,
     training,
 )
-from run import read_config
+from settings import read_config
 
 import egx
 from egx.files import write_whole

@@ -21,8 +21,8 @@ from typing import Any
 
 import equinox as eqx
 import jax
-from run import read_config, workloads
-from settings import Workload, evaluate, make_problem
+from run import workloads
+from settings import Workload, evaluate, make_problem, read_config
 
 import egx
 from egx.files import write_whole

@@ -7,11 +7,15 @@ import dataclasses
 from typing import Any
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from egx.errors import SearchError
 from egx.search import registry
 from egx.search.base import AbstractSearch
+from egx.search.hdp import HDP
 from egx.search.random import RandomSearch
 from egx.search.registry import find_search, make_search, search_options, searches
 
@@ -94,6 +98,38 @@ def test_budget_and_policy_go_to_those_who_plan_with_them():
 def test_what_is_wrong_is_named(name, options, message):
     with pytest.raises(SearchError, match=message):
         make_search(name, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "message"),
+    [
+        ("go", "ppo.clip", -1, "clip must be above 0, got -1"),
+        ("go", "ppo.learning_rate", -1e-3, "learning_rate must be 0 or more"),
+        ("go", "ppo.baseline_rate", 1.5, "baseline_rate must be 0 to 1, got 1.5"),
+        ("hdp", "temperature", 0, "temperature must be above 0, got 0"),
+        ("egrl", "sac.tau", 2, "tau must be 0 to 1, got 2"),
+        ("egrl", "evolution.mutation", -0.1, "mutation must be 0 to 1, got -0.1"),
+        ("egrl_plus", "crossover", 1.1, "crossover must be 0 to 1"),
+        ("annealing", "last_temperature", 0.0, "last_temperature must be above 0"),
+        ("local", "rooms", 7, "rooms must be 0 to 1, got 7"),
+        ("regal_plus", "near", -1, "near must be 0 to 1, got -1"),
+        ("idrs", "rounds", 0, "rounds must be 1 or more, got 0"),
+        ("gradient", "descent.first_temperature", 0, "first_temperature must be above 0"),
+        ("evosax:SNES", "spread", -2, "spread must be 0 or more, got -2"),
+    ],
+)
+def test_numbers_out_of_range_are_named(name, option, value, message):
+    with pytest.raises(SearchError, match=message):
+        make_search(name, {option: value})
+
+
+def test_values_of_a_sweep_are_looked_at_where_they_are_known():
+    stacked = np.array([0.1, 0.3], np.float32)
+    assert make_search("hdp", {"learning_rate": stacked}).learning_rate.shape == (2,)
+    with pytest.raises(SearchError, match=r"learning_rate must be 0 or more"):
+        make_search("hdp", {"learning_rate": -stacked})
+    # Of what is traced only the shape is known.
+    jax.eval_shape(lambda x: HDP(learning_rate=x).learning_rate, jnp.float32(-1))
 
 
 def test_evosax_strategies_have_names():
