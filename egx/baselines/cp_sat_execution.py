@@ -80,7 +80,7 @@ def exact_execution(
     program = (peak_program if problem.objective == "peak_memory" else makespan_program)(
         case,
         decide=problem.decide,
-        blocking=problem.transfers == "blocking",
+        transfers=problem.transfers,
         start=None if best is None else best.plan,
         known_cost=None if best is None else best.exact,
         bound=bound,
@@ -114,7 +114,7 @@ def _value(
         "transfer_priority" not in problem.decide or plan.queue is not None
     )
     if problem.objective == "makespan" and replays:
-        exact = replay(case, plan, blocking=problem.transfers == "blocking")
+        exact = replay(case, plan, transfers=problem.transfers)
         slack = (6 * n + 16) * 2.0**-23
         if abs(exact - cost) > slack * exact:
             raise InternalError(f"the simulator says {cost!r} s of a plan that takes {exact!r} s")

@@ -14,7 +14,7 @@ import numpy as np
 from egx.baselines.cp_sat import cp_model
 from egx.baselines.cp_sat_programs import CpProgram, Placement, check_size, is_symmetric
 from egx.problems.execution_plans.blocks import depths
-from egx.problems.execution_plans.plan import Plan, finish_times
+from egx.problems.execution_plans.plan import Plan, finish_times, ways_of
 from egx.simulate.host_case import HostCase
 
 EXACT_TICKS = 2.0**42
@@ -37,13 +37,13 @@ def ticks_per_second(values: np.ndarray, horizon_s: float) -> float:
 class _Makespan:
     """The program while it is built. A trip is a tensor on its way over a link, if it goes."""
 
-    def __init__(self, case: HostCase, *, decide: Sequence[str], blocking: bool):
+    def __init__(self, case: HostCase, *, decide: Sequence[str], transfers: str):
         self.case, self.decide = case, decide
         n, devices = case.num_ops, case.num_devices
         sends = not case.is_free_of_transfers and "device" in decide
         self.took_s = {t: case.transfer_s(t) for t in range(case.num_tensors) if case.consumers[t]}
         self.took_s = {t: s for t, s in self.took_s.items() if sends and s.any()}
-        self.in_order = "transfer_priority" not in decide and not blocking
+        self.in_order = "transfer_priority" not in decide and transfers == "async"
         count = len(self.took_s)
         pairs = count * (count - 1) // 2 if self.in_order else 0
         links = devices * (devices - 1)
@@ -65,7 +65,7 @@ class _Makespan:
         self.add_ops()
         for tensor in self.took_s:
             for target in range(devices):
-                self.add_trips(tensor, target, blocking=blocking)
+                self.add_trips(tensor, target, transfers)
         if self.in_order:
             self.add_order_of_trips()
         for intervals in [*self.busy, *self.on_link.values()]:
@@ -98,7 +98,7 @@ class _Makespan:
             # Implied, and what a solver sees best.
             model.add_cumulative(every, [1] * len(every), case.num_devices)
 
-    def add_trips(self, tensor: int, target: int, *, blocking: bool) -> None:
+    def add_trips(self, tensor: int, target: int, transfers: str) -> None:
         case, model, here = self.case, self.model, self.placed.here
         made_by = int(case.producer[tensor])
         readers = {c: here[c][target] for c in case.consumers[tensor]}
@@ -117,11 +117,12 @@ class _Makespan:
                 model.add_bool_or([~from_here, ~reads, goes])
                 model.add(self.begin[consumer] >= at + length).only_enforce_if(from_here, reads)
             interval = model.new_optional_interval_var(at, length, done, goes, "")
-            if blocking:
+            if transfers == "blocking":
                 self.busy[source].append(interval)
                 self.busy[target].append(interval)
             else:
-                self.on_link.setdefault((source, target), []).append(interval)
+                for way in ways_of(transfers, source, target):
+                    self.on_link.setdefault(way, []).append(interval)
                 self.links.setdefault((source, target), []).append((tensor, at, done, goes))
 
     def add_order_of_trips(self) -> None:
@@ -149,9 +150,9 @@ class _Makespan:
                     model.add(one_done <= two_at).only_enforce_if(one_goes, two_goes, first)
                     model.add(two_done <= one_at).only_enforce_if(one_goes, two_goes, ~first)
 
-    def hint(self, plan: Plan, blocking: bool) -> None:
+    def hint(self, plan: Plan, transfers: str) -> None:
         self.placed.hint(self.model, plan)
-        finish, _ = finish_times(self.case, plan, blocking=blocking)
+        finish, _ = finish_times(self.case, plan, transfers=transfers)
         for op, done in enumerate(finish):
             begin = done - float(self.case.seconds[op, plan.device[op]])
             self.model.add_hint(self.begin[op], max(self.ticks(begin), 0))
@@ -185,23 +186,24 @@ def makespan_program(
     case: HostCase,
     *,
     decide: Sequence[str],
-    blocking: bool,
+    transfers: str,
     start: Plan | None,
     known_cost: float | None,
     bound: float,
 ) -> CpProgram:
     """The least makespan.
 
-    Transfers hold their link (or both devices); unless their order is decided, those over a link
-    go in the order of the ops that made them. The order of ops that the problem does not decide
-    is left free, which only lowers the bound.
+    Transfers hold their link (or both devices, or a way out and a way in); unless their order is
+    decided, those over a link go in the order of the ops that made them. What is left free only
+    lowers the bound: that order over ways that links share, and the order of ops that the problem
+    does not decide.
 
     Args:
         start: a plan to begin from.
         known_cost: seconds of a plan that is known; what is worse is left out.
         bound: seconds that no plan undercuts.
     """
-    built = _Makespan(case, decide=decide, blocking=blocking)
+    built = _Makespan(case, decide=decide, transfers=transfers)
     model, horizon = built.model, built.horizon
     makespan = model.new_int_var(0, horizon, "")
     model.add_max_equality(makespan, built.end)
@@ -209,6 +211,6 @@ def makespan_program(
     if known_cost is not None:
         model.add(makespan <= min(built.ticks(known_cost * (1.0 + 1e-6)) + 1, horizon))
     if start is not None:
-        built.hint(start, blocking)
+        built.hint(start, transfers)
     model.minimize(makespan)
     return CpProgram(model, lambda value: value / built.scale, built.to_plan)

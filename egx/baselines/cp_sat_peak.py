@@ -23,7 +23,7 @@ def peak_program(
     case: HostCase,
     *,
     decide: Sequence[str],
-    blocking: bool,
+    transfers: str,
     start: Plan | None,
     known_cost: float | None,
     bound: float,

@@ -48,7 +48,7 @@ def heft_schedule(
     return list_scheduling.heft(
         checked.host_case(),
         queued="transfer_priority" in checked.decide,
-        blocking=checked.transfers == "blocking",
+        transfers=checked.transfers,
         insertion=insertion,
         mind_memory=mind_memory,
         mind_readers=mind_readers,

@@ -42,7 +42,7 @@ DECISIONS = ("fusion", "device", "priority", "transfer_priority")
 OPTIONS = {
     "objective": ("makespan", "peak_memory"),
     "order": ("static", "runtime"),
-    "transfers": ("async", "blocking"),
+    "transfers": ("async", "ports", "blocking"),
 }
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -106,7 +106,9 @@ class Execution(AbstractProblem):
             objective: "makespan" under the devices' memory limits, or "peak_memory".
             order: "static", or "runtime" (event driven; refuses blocking transfers and transfer
                 priorities).
-            transfers: "async" (a transfer holds its link) or "blocking" (it holds both devices).
+            transfers: "async" (a transfer holds its link), "ports" (a device sends one tensor at
+                a time and receives one at a time, as over one slot for all its links) or
+                "blocking" (a transfer holds both devices).
             op_seconds: measured seconds [ops, devices], a row per real op, in place of the
                 roofline; refuses fusion.
             fusion_levels: choices of the fusion decision, 0 included.
@@ -219,7 +221,7 @@ class Execution(AbstractProblem):
             self.decide,
             ops=ops,
             uses=uses,
-            blocking=self.transfers == "blocking",
+            transfers=self.transfers,
             by_bytes=self.objective == "peak_memory",
             runtime=self.order == "runtime",
             fusion_levels=self.fusion_levels,
@@ -346,7 +348,7 @@ class Execution(AbstractProblem):
             self.table,
             decisions,
             runtime=self.order == "runtime",
-            blocking=self.transfers == "blocking",
+            transfers=self.transfers,
             trace=trace,
         )
 
@@ -426,7 +428,7 @@ def _execute(
     decisions: Decisions,
     *,
     runtime: bool,
-    blocking: bool,
+    transfers: str,
     trace: bool,
 ) -> ExecutionRun:
-    return execute(graph, table, decisions, runtime=runtime, blocking=blocking, trace=trace)
+    return execute(graph, table, decisions, runtime=runtime, transfers=transfers, trace=trace)

@@ -42,7 +42,7 @@ class Descent(eqx.Module):
 
     def __check_init__(self) -> None:
         check_numbers(
-            self, learning_rate=AMOUNT, penalty=AMOUNT, first_temperature=POSITIVE,
+            self, learning_rate=AMOUNT, penalty=POSITIVE, first_temperature=POSITIVE,
             last_temperature=POSITIVE,
         )  # fmt: skip
 

@@ -42,7 +42,7 @@ def execute(
     decisions: Mapping[str, Array],
     *,
     runtime: bool = False,
-    blocking: bool = False,
+    transfers: str = "async",
     trace: bool = False,
 ) -> ExecutionRun:
     """Runs one plan; `vmap` over plans runs all of them in one piece.
@@ -52,7 +52,8 @@ def execute(
         decisions: any of device, fusion [N] int32, priority [N] and transfer_priority [U] float32;
             an absent one is not decided.
         runtime: run-time order; else static order.
-        blocking: transfers hold both devices (static order).
+        transfers: "async" (each holds its link), "ports" (each holds the sender's way out and the
+            receiver's way in), or in static order "blocking" (each holds both devices).
         trace: also say when everything starts and ends.
     """
 
@@ -79,17 +80,17 @@ def execute(
             seconds=seconds,
         )
         if runtime:
-            makespan, peak, times = run_runtime(table, inner, trace=trace)
+            makespan, peak, times = run_runtime(table, inner, transfers=transfers, trace=trace)
         else:
-            makespan, peak, times = run_static(table, inner, blocking=blocking, trace=trace)
+            makespan, peak, times = run_static(table, inner, transfers=transfers, trace=trace)
         out = (makespan, peak, root, times)
         return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), out)
 
     plans = dict(decisions)
     if "device" not in plans:
         plans["device"] = jnp.zeros(graph.num_ops, jnp.int32)
-    static = not (runtime or blocking or trace)
-    one_order = static and set(plans) <= {"device", "priority"}
+    one_order = transfers == "async" and not (runtime or trace)
+    one_order = one_order and set(plans) <= {"device", "priority"}
     one_order = one_order and table.num_devices <= MOST_DEVICES
 
     def pieces(each: Arrays) -> int:

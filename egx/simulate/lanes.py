@@ -69,10 +69,11 @@ class Row(NamedTuple):
 
 class Network(NamedTuple):
     """Transfers so far: when each (tensor, device) was sent (-1: not yet), when links and
-    devices are free. A device has L links to others."""
+    devices are free. A device has L links to others; "ports" has its way out at K = device and
+    its way in at K = D + device instead."""
 
     sent: Float[Array, " _"]
-    link: Float[Array, "DL P"]
+    link: Float[Array, "K P"]
     clock: Float[Array, "D P"]
 
 
@@ -145,12 +146,13 @@ class Lanes:
             return take(self.flat_seconds, self.at(op))
         return take(self.table.seconds.reshape(-1), op * self.table.num_devices + device)
 
-    def network(self) -> Network:
+    def network(self, transfers: str) -> Network:
         table = self.table
         devices, population = table.num_devices, self.population
+        links = 2 * devices if transfers == "ports" else devices * elsewhere(devices)
         return Network(
             sent=self.empty((table.num_tensors + 1) * elsewhere(devices), -1.0),
-            link=jnp.zeros((devices * elsewhere(devices), population), jnp.float32),
+            link=jnp.zeros((links, population), jnp.float32),
             clock=jnp.zeros((devices, population), jnp.float32),
         )
 
@@ -171,19 +173,28 @@ class Lanes:
         ready_s: Float[Array, " P"],
         where: Bool[Array, " P"],
         *,
-        blocking: bool,
+        transfers: str,
     ) -> tuple[Array, Array, Network]:
-        """(start, end, network): transfers that hold their directed link, or both devices."""
+        """(start, end, network): transfers that hold their directed link, or both devices, or the
+        one device's way out and the other's way in."""
         others = elsewhere(self.table.num_devices)
         link = source if others == 1 else source * others + other(source, target)
         took = take_few(self.latency_s, link) + num_bytes / take_few(self.bytes_per_s, link)
-        if blocking:
+        if transfers == "blocking":
             first, second = pick(network.clock, source), pick(network.clock, target)
             start = jnp.maximum(ready_s, jnp.maximum(first, second))
             end = start + took
             clock = replace(network.clock, source, jnp.where(where, end, first))
             clock = replace(clock, target, jnp.where(where, end, pick(clock, target)))
             return start, end, network._replace(clock=clock)
+        if transfers == "ports":
+            entry = self.table.num_devices + target
+            out, into = pick(network.link, source), pick(network.link, entry)
+            start = jnp.maximum(ready_s, jnp.maximum(out, into))
+            end = start + took
+            links = replace(network.link, source, jnp.where(where, end, out))
+            links = replace(links, entry, jnp.where(where, end, into))
+            return start, end, network._replace(link=links)
         free = pick(network.link, link)
         start = jnp.maximum(ready_s, free)
         end = start + took
@@ -199,14 +210,14 @@ class Lanes:
         finish: Float[Array, " P"],
         times: Times,
         *,
-        blocking: bool,
+        transfers: str,
     ) -> tuple[Array, Network, Times]:
         """(arrival, network, times): a use's tensor at `target`, sent there if it was not yet."""
         remote = (target != source) & (row.consumer < self.table.num_ops)
         key, known = self.sent(network, row, source, target)
         names = remote & (known < 0)
         start, end, network = self.send(
-            network, row.bytes, source, target, finish, names, blocking=blocking
+            network, row.bytes, source, target, finish, names, transfers=transfers
         )
         known = jnp.where(names, end, known)
         if times:

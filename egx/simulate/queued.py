@@ -56,7 +56,7 @@ def run_queued(
     plans: Plans,
     transfer_priority: Float[Array, "U P"],
     *,
-    blocking: bool,
+    transfers: str,
     trace: bool,
     bounded: bool,
 ) -> tuple[Float[Array, " P"], Int[Array, "D P"], Trace | None]:
@@ -110,7 +110,7 @@ def run_queued(
             target,
             since,
             sends,
-            blocking=blocking,
+            transfers=transfers,
         )
         times = state.times
         if trace:
@@ -170,7 +170,7 @@ def run_queued(
         missing=missing.reshape(-1),
         arrived=lanes.empty(n + 1, 0.0),
         place=lanes.empty(items, -1, jnp.int32),
-        network=lanes.network(),
+        network=lanes.network(transfers),
         words=words,
         times=kept_times(lanes) if trace else {},
     )

@@ -37,7 +37,12 @@ class _State(NamedTuple):
 
 
 def run_runtime(
-    table: ExecutionTable, plans: Plans, *, trace: bool = False, bounded: bool = False
+    table: ExecutionTable,
+    plans: Plans,
+    *,
+    transfers: str = "async",
+    trace: bool = False,
+    bounded: bool = False,
 ) -> tuple[Float[Array, " P"], Int[Array, "D P"], Trace | None]:
     """(makespan, peak units, trace) of each plan; without priorities first come, first served.
 
@@ -92,7 +97,7 @@ def run_runtime(
         entry = at(row.consumer)
         target = take(on, entry)
         arrival, network, times = lanes.send_once(
-            state.network, row, state.source, target, state.finish, state.times, blocking=False
+            state.network, row, state.source, target, state.finish, state.times, transfers=transfers
         )
         left = take(state.missing, entry) - 1
         arrival = jnp.maximum(take(state.arrived, entry), arrival)
@@ -114,7 +119,7 @@ def run_runtime(
         taken=jnp.zeros(population, jnp.float32),
         missing=missing.reshape(-1),
         arrived=lanes.empty(n + 1, 0.0),
-        network=lanes.network(),
+        network=lanes.network(transfers),
         waiting=arrivals.waiting(slots, lanes.on, lanes.startable(missing)),
         times=kept_times(lanes) if trace else {},
     )

@@ -57,7 +57,7 @@ def run_static(
     table: ExecutionTable,
     plans: Plans,
     *,
-    blocking: bool = False,
+    transfers: str = "async",
     trace: bool = False,
     bounded: bool = False,
 ) -> tuple[Float[Array, " P"], Int[Array, "D P"], Trace | None]:
@@ -68,7 +68,7 @@ def run_static(
     """
     queue = plans.transfer_priority
     if queue is not None:
-        return run_queued(table, plans, queue, blocking=blocking, trace=trace, bounded=bounded)
+        return run_queued(table, plans, queue, transfers=transfers, trace=trace, bounded=bounded)
     n = table.num_ops
     lanes = Lanes.of(table, plans)
     population, at = lanes.population, lanes.at
@@ -137,7 +137,7 @@ def run_static(
         entry = at(row.consumer)
         rank, target = lanes.split(take(state.ops, 2 * entry + 1))
         arrival, network, times = lanes.send_once(
-            state.network, row, source, target, state.finish, state.times, blocking=blocking
+            state.network, row, source, target, state.finish, state.times, transfers=transfers
         )
         arrival = jnp.maximum(_seconds(take(state.ops, 2 * entry)), arrival)
         state = state._replace(
@@ -161,7 +161,7 @@ def run_static(
         taken=none,
         missing=none if known is not None else missing.reshape(-1),
         ops=jnp.stack([jnp.zeros_like(of_op), of_op], -1).reshape(-1),
-        network=lanes.network(),
+        network=lanes.network(transfers),
         words=words,
         times=kept_times(lanes) if trace else {},
     )

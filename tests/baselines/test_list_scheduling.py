@@ -93,11 +93,10 @@ def test_heft_on_one_device_reckons_right():
     assert schedule.makespan_s == replay(case, schedule.plan) == case.seconds.sum()
 
 
-def test_heft_reckons_with_blocking_transfers_whose_order_is_decided():
+@pytest.mark.parametrize("transfers", ["blocking", "ports"])
+def test_heft_reckons_with_transfers_whose_order_is_decided(transfers):
     for seed in range(6):
-        one = problem(
-            seed, decide=("device", "priority", "transfer_priority"), transfers="blocking"
-        )
+        one = problem(seed, decide=("device", "priority", "transfer_priority"), transfers=transfers)
         schedule = list_scheduling.heft_schedule(one)
         makespan = float(evaluate(one, list_scheduling.heft(one)).makespan_s)
         assert schedule.makespan_s == pytest.approx(makespan, rel=1e-5)

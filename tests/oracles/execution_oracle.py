@@ -254,10 +254,10 @@ class Oracle:
                 taken += [("transfer", key) for key in self.outgoing(item[1])]
         return taken
 
-    def run_static(self, *, blocking: bool = False) -> Run:
+    def run_static(self, transfers: str = "async") -> Run:
         g = self.g
         clock = [0.0] * self.devices
-        link = {}
+        link: dict[Any, float] = {}
         finish: dict[int, float] = {}
         arrival: dict[tuple[int, int], float] = {}  # (tensor, device)
         items = []
@@ -275,9 +275,13 @@ class Oracle:
                 op = g.producer[t]
                 s = self.device[op]
                 took = self.transfer_seconds(t, s, d)
-                if blocking:
+                if transfers == "blocking":
                     start = max(clock[s], clock[d], finish[op])
                     clock[s] = clock[d] = start + took
+                elif transfers == "ports":
+                    out, into = ("out of", s), ("into", d)
+                    start = max(finish[op], link.get(out, 0.0), link.get(into, 0.0))
+                    link[out] = link[into] = start + took
                 else:
                     start = max(finish[op], link.get((s, d), 0.0))
                     link[s, d] = start + took
@@ -287,10 +291,10 @@ class Oracle:
 
     # Run-time order.
 
-    def run_runtime(self) -> Run:
+    def run_runtime(self, transfers: str = "async") -> Run:
         g = self.g
         clock = [0.0] * self.devices
-        link = {}
+        link: dict[Any, float] = {}
         arrival: dict[tuple[int, int], float] = {}
         items: list[Item] = []
         waiting = list(self.ops)
@@ -318,9 +322,14 @@ class Oracle:
             for t in self.outputs(op):
                 arrival[t, d] = clock[d]
             for t, target in self.outgoing(op):
-                start = max(clock[d], link.get((d, target), 0.0))
+                held = [(d, target)]
+                if transfers == "ports":
+                    held = [("out of", d), ("into", target)]
+                start = max([clock[d], *(link.get(way, 0.0) for way in held)])
                 end = start + self.transfer_seconds(t, d, target)
-                link[d, target] = arrival[t, target] = end
+                arrival[t, target] = end
+                for way in held:
+                    link[way] = end
                 items.append(Item(op, target, start, end, self.transfers[t, target], t))
         return self.finish(items)
 

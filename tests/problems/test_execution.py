@@ -47,6 +47,7 @@ OPTIONS = {
     "makespan": {},
     "peak": {"objective": "peak_memory"},
     "runtime": {"order": "runtime"},
+    "ports": {"transfers": "ports"},
     "fused": {"decide": ("fusion",), "transfers": "blocking"},
 }
 
@@ -65,7 +66,7 @@ def test_outcome_is_that_of_the_semantics(kind):
         def run(oracle):
             if kind == "runtime":
                 return oracle.run_runtime()
-            return oracle.run_static(blocking=kind == "fused")
+            return oracle.run_static(options.get("transfers", "async"))
 
         objective = options.get("objective", "makespan")
         # Neither device nor priority: device 0, all equal, or first come, first served.

@@ -80,9 +80,10 @@ def test_its_limit_is_the_semantics(drawn):
         for names in STATIC:
             plan = {name: plans[name][p] for name in names}
             oracle = execution_oracle.Oracle(graph, hardware, root=root, **plan)
-            for blocking in (False, True):
+            for transfers in ("async", "blocking"):
+                blocking = transfers == "blocking"
                 got = fine(graph, hardware, plan, root=root, blocking=blocking)
-                assert got.makespan_s == oracle.run_static(blocking=blocking).makespan_s
+                assert got.makespan_s == oracle.run_static(transfers).makespan_s
             if len(names) < 3:
                 got = fine(graph, hardware, plan, root=root, runtime=True)
                 want = oracle.run_runtime()

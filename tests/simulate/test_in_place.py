@@ -18,6 +18,7 @@ PROBLEMS = {
     "in turn": {"decide": ("device", "priority", "transfer_priority")},
     "blocking": {"transfers": "blocking"},
     "run time": {"order": "runtime"},
+    "ports": {"order": "runtime", "transfers": "ports"},
     "fused": {"order": "runtime", "decide": ("fusion", "device", "priority")},
 }
 

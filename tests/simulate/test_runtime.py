@@ -17,35 +17,39 @@ from tests.simulate import cases
 from tests.simulate import execution_cases as several
 
 
-@jax.jit
-def simulate(graph, hardware, plans):
+@functools.partial(jax.jit, static_argnames=("transfers",))
+def simulate(graph, hardware, plans, transfers="async"):
     table = execution_table(graph, hardware)
-    return jax.vmap(functools.partial(execute, graph, table, runtime=True))(plans)
+    run = functools.partial(execute, graph, table, runtime=True, transfers=transfers)
+    return jax.vmap(run)(plans)
 
 
-def compare(graph, hardware, plans):
-    got = simulate(graph, hardware, several.arrays(plans))
+def compare(graph, hardware, plans, transfers="async"):
+    got = simulate(graph, hardware, several.arrays(plans), transfers)
     for p in range(len(plans["device"])):
-        want = several.oracle(graph, hardware, plans, p).run_runtime()
+        want = several.oracle(graph, hardware, plans, p).run_runtime(transfers)
         assert got.peak_units[p].tolist() == want.peak_units
         assert float(got.makespan_s[p]) == want.makespan_s
 
 
 @pytest.mark.parametrize(
-    ("names", "count"),
+    ("names", "count", "transfers"),
     [
-        (("device",), 1),
-        (("device",), 3),
-        (("device", "priority"), 2),
-        (("device", "priority"), 3),
+        (("device",), 1, "async"),
+        (("device",), 3, "async"),
+        (("device", "priority"), 2, "async"),
+        (("device", "priority"), 3, "async"),
+        (("device",), 2, "ports"),
+        (("device", "priority"), 3, "ports"),
     ],
 )
-def test_agrees_with_oracle(names, count):
+def test_agrees_with_oracle(names, count, transfers):
     @settings(max_examples=20, deadline=None)
     @given(several.seeds())
     def check(drawn):
         rng, graph, hardware = several.case(drawn, count)
-        compare(graph, hardware, several.only(several.random_plans(rng, graph, count), *names))
+        plans = several.only(several.random_plans(rng, graph, count), *names)
+        compare(graph, hardware, plans, transfers)
 
     check()
 

@@ -25,22 +25,22 @@ DECISIONS = {
 }
 
 
-@functools.partial(jax.jit, static_argnames=("blocking",))
-def simulate(graph, hardware, plans, *, blocking=False):
+@functools.partial(jax.jit, static_argnames=("transfers",))
+def simulate(graph, hardware, plans, transfers="async"):
     table = execution_table(graph, hardware)
-    return jax.vmap(functools.partial(execute, graph, table, blocking=blocking))(plans)
+    return jax.vmap(functools.partial(execute, graph, table, transfers=transfers))(plans)
 
 
-def compare(graph, hardware, plans, *, blocking):
+def compare(graph, hardware, plans, transfers="async"):
     """Returns the outcome and how many transfers the plans had."""
-    got = simulate(graph, hardware, several.arrays(plans), blocking=blocking)
-    transfers = 0
+    got = simulate(graph, hardware, several.arrays(plans), transfers=transfers)
+    moved = 0
     for p in range(len(plans["device"])):
-        want = several.oracle(graph, hardware, plans, p).run_static(blocking=blocking)
+        want = several.oracle(graph, hardware, plans, p).run_static(transfers)
         assert got.peak_units[p].tolist() == want.peak_units
         assert float(got.makespan_s[p]) == want.makespan_s
-        transfers += sum(item.use is not None for item in want.items)
-    return got, transfers
+        moved += sum(item.use is not None for item in want.items)
+    return got, moved
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,8 @@ def compare(graph, hardware, plans, *, blocking):
         ("inline", 3, "blocking"),
         ("queued", 3, "async"),
         ("queued", 2, "blocking"),
+        ("inline", 2, "ports"),
+        ("queued", 3, "ports"),
     ],
 )
 def test_agrees_with_oracle(kind, count, transfers):
@@ -61,7 +63,7 @@ def test_agrees_with_oracle(kind, count, transfers):
         nonlocal seen
         rng, graph, hardware = several.case(drawn, count)
         plans = several.only(several.random_plans(rng, graph, count), *DECISIONS[kind])
-        seen += compare(graph, hardware, plans, blocking=transfers == "blocking")[1]
+        seen += compare(graph, hardware, plans, transfers)[1]
 
     check()
     assert seen > 100
@@ -75,7 +77,7 @@ def test_more_devices_than_ops(kind):
         graph = cases.random_graph(rng, 5, most_inputs=3, most_bytes=9, pad_to=(6, 16, 16))
         hardware = several.random_devices(rng, 9)
         plans = several.only(several.random_plans(rng, graph, 9), *DECISIONS[kind])
-        compare(graph, hardware, plans, blocking=seed % 2 == 1)
+        compare(graph, hardware, plans, ("async", "blocking", "ports")[seed % 3])
 
 
 @functools.partial(jax.jit, static_argnames=("shared",))
@@ -117,7 +119,7 @@ def test_without_priorities(count):
         graph = cases.random_graph(rng, 8, most_inputs=3, most_bytes=9, pad_to=(9, 24, 24))
         hardware = several.random_devices(rng, count)
         plans = several.only(several.random_plans(rng, graph, count), *DECISIONS["given"])
-        compare(graph, hardware, plans, blocking=False)
+        compare(graph, hardware, plans)
 
 
 @pytest.mark.parametrize("kind", ["inline", "queued"])
@@ -133,7 +135,7 @@ def test_wide_graph(kind):
     hardware = several.random_devices(rng, 3)
     plans = several.random_plans(rng, graph, 3, 4)
     plans["priority"] = rng.random(plans["priority"].shape).astype(np.float32)
-    compare(graph, hardware, several.only(plans, *DECISIONS[kind]), blocking=False)
+    compare(graph, hardware, several.only(plans, *DECISIONS[kind]))
 
 
 def test_graph_without_tensors_or_uses():
@@ -161,6 +163,26 @@ def test_by_hand():
     assert got.peak_units[0].tolist() == [10 + 20 + 30, 7 + 10 + 20]
 
 
+@pytest.mark.parametrize(
+    ("transfers", "makespan_s"), [("async", 10 + 2 + 10), ("ports", 10 + 4 + 10)]
+)
+def test_a_port_sends_and_receives_one_at_a_time(transfers, makespan_s):
+    """a feeds b and c on two other devices, two seconds each; b feeds d on a's device, which
+    receives while it may send."""
+    ops = [
+        {"inputs": [], "sizes": [10], "flops": 10.0, "weight": 0},
+        {"inputs": [0], "sizes": [1], "flops": 1.0, "weight": 0},
+        {"inputs": [0], "sizes": [1], "flops": 10.0, "weight": 0},
+        {"inputs": [1], "sizes": [1], "flops": 1.0, "weight": 0},
+    ]
+    graph = cases.build(ops, [2, 3])
+    hardware = several.devices(3, link=10.0, latency_s=1.0)
+    plans = {"device": np.array([[0, 1, 2, 0]], np.int32), "priority": np.zeros((1, 4), np.float32)}
+    got, moved = compare(graph, hardware, plans, transfers)
+    assert float(got.makespan_s[0]) == makespan_s
+    assert moved == 3
+
+
 def test_population_padding_and_bits_do_not_depend_on_the_batch():
     rng = np.random.default_rng(5)
     graph = cases.random_graph(rng, 12, most_inputs=3)
@@ -178,15 +200,15 @@ def test_population_padding_and_bits_do_not_depend_on_the_batch():
     np.testing.assert_array_equal(padded.peak_units, whole.peak_units)
 
 
-@pytest.mark.parametrize("blocking", [False, True])
-def test_a_known_order_needs_no_priorities(blocking):
+@pytest.mark.parametrize("transfers", ["async", "blocking", "ports"])
+def test_a_known_order_needs_no_priorities(transfers):
     """Orders that are given, each candidate's own, against priorities that bring them about; and
     that of the ops where there are no priorities at all."""
 
     @functools.partial(jax.jit, static_argnames="known")
     def run(graph, hardware, device, by, *, known):
         plans = Plans(device, order=by) if known else Plans(device, priority=by)
-        return run_static(execution_table(graph, hardware), plans, blocking=blocking)[:2]
+        return run_static(execution_table(graph, hardware), plans, transfers=transfers)[:2]
 
     for seed in range(4):
         rng = np.random.default_rng(seed)
@@ -202,7 +224,7 @@ def test_a_known_order_needs_no_priorities(blocking):
         queued = run(graph, hardware, device, priority, known=False)
         listed = run(graph, hardware, device, jnp.asarray(orders), known=True)
         jax.tree.map(np.testing.assert_array_equal, listed, queued)
-        compare(graph, hardware, several.only(plans, "device"), blocking=blocking)
+        compare(graph, hardware, several.only(plans, "device"), transfers)
 
 
 @pytest.mark.parametrize("items", [1, 2, 33, 3000, 70_000])

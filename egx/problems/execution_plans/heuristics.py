@@ -26,7 +26,7 @@ from egx.simulate.host_case import HostCase, host_case
 def _heft(case: HostCase, options: Mapping[str, Any], *, mind_readers: bool = False) -> Plan:
     order = None if options["orders"] else np.arange(case.num_ops)
     return heft(
-        case, order=order, queued=options["queued"], blocking=options["blocking"],
+        case, order=order, queued=options["queued"], transfers=options["transfers"],
         devices=options["devices"], mind_readers=mind_readers,
     ).plan  # fmt: skip
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from egx.problems.execution_plans.live_curve import LiveCurve
 from egx.problems.execution_plans.orders import critical_path_order
-from egx.problems.execution_plans.plan import Plan
+from egx.problems.execution_plans.plan import Plan, ways_of
 from egx.simulate.host_case import HostCase
 
 
@@ -106,7 +106,7 @@ def heft(
     order: np.ndarray | None = None,
     devices: Sequence[int] | None = None,
     queued: bool = False,
-    blocking: bool = False,
+    transfers: str = "async",
     insertion: bool = False,
     mind_memory: bool = True,
     mind_readers: bool = False,
@@ -117,7 +117,7 @@ def heft(
         order: of the ops; by falling upward rank if none is given.
         devices: those to use; all by default.
         queued: decide when each transfer is taken (see `Plan.queue`).
-        blocking: transfers hold both devices.
+        transfers: as the problem has them.
         insertion: an op may go into a gap before ops that were placed earlier. The plan's order is
             then that of the starts, and memory is not minded.
         mind_memory: a device whose capacity the op would overfill is passed over, where another
@@ -147,7 +147,7 @@ def heft(
         """(when all inputs are on a device, (tensor, source, end) of new transfers, clocks)."""
         ready, sent = 0.0, []
         clocks = clock
-        free: dict[int, float] = {}
+        free: dict[tuple[int, int], float] = {}
         for tensor in case.inputs[op]:
             made, source = finish[producer[tensor]], device[producer[tensor]]
             if source == on:
@@ -156,14 +156,16 @@ def heft(
                 since = arrived[tensor, on]
             else:
                 took = latency[source][on] + bytes_of[tensor] * per_byte[source][on]
-                if blocking:
+                if transfers == "blocking":
                     if clocks is clock:
                         clocks = list(clock)
                     since = max(made, clocks[source], clocks[on]) + took
                     clocks[source] = clocks[on] = since
                 else:
-                    before = free.get(source, link.get((source, on), 0.0))
-                    since = free[source] = max(made, before) + took
+                    ways = ways_of(transfers, source, on)
+                    before = max(free.get(way, link.get(way, 0.0)) for way in ways)
+                    since = max(made, before) + took
+                    free.update(dict.fromkeys(ways, since))
                 sent.append((tensor, source, since))
             ready = max(ready, since)
         return ready, sent, clocks
@@ -206,7 +208,8 @@ def heft(
         clock = clocks
         for tensor, source, since in sent:
             arrived[tensor, on] = since
-            link[source, on] = max(link.get((source, on), 0.0), since)
+            for way in ways_of(transfers, source, on):
+                link[way] = max(link.get(way, 0.0), since)
             queue.append((tensor, on))
         queue.append((op, -1))
         if mind_readers:

@@ -110,13 +110,19 @@ def list_order(needs: Sequence[set[int]], priority: np.ndarray) -> list[int]:
     return order
 
 
-def replay(case: HostCase, plan: Plan, *, blocking: bool = False) -> float:
+def replay(case: HostCase, plan: Plan, *, transfers: str = "async") -> float:
     """The makespan of a plan in seconds."""
-    return max(finish_times(case, plan, blocking=blocking)[1], default=0.0)
+    return max(finish_times(case, plan, transfers=transfers)[1], default=0.0)
+
+
+def ways_of(transfers: str, source: int, target: int) -> tuple[tuple[int, int], ...]:
+    """What a transfer holds while it lasts: its link, or a way out (device, -1) and a way in
+    (-1, device)."""
+    return ((source, -1), (-1, target)) if transfers == "ports" else ((source, target),)
 
 
 def finish_times(
-    case: HostCase, plan: Plan, *, blocking: bool = False
+    case: HostCase, plan: Plan, *, transfers: str = "async"
 ) -> tuple[list[float], list[float]]:
     """(seconds [N] at which each op ends, seconds [D] at which each device does)."""
     device = plan.device.tolist()
@@ -132,12 +138,13 @@ def finish_times(
     def send(tensor: int, target: int) -> None:
         source, made = device[producer[tensor]], finish[producer[tensor]]
         took = latency[source][target] + float(unit_bytes[tensor]) * per_byte[source][target]
-        if blocking:
+        if transfers == "blocking":
             end = max(made, clock[source], clock[target]) + took
             clock[source] = clock[target] = end
         else:
-            end = max(made, link.get((source, target), 0.0)) + took
-            link[source, target] = end
+            ways = ways_of(transfers, source, target)
+            end = max(made, *(link.get(way, 0.0) for way in ways)) + took
+            link.update(dict.fromkeys(ways, end))
         arrived[tensor, target] = end
 
     def run(op: int) -> None:
