@@ -3,9 +3,12 @@
 The islands of EGRL+ start from all heuristic plans and from the policy's likeliest one, each of
 which is evaluated, so that none of them is better than the result. A network imitates the best
 plans so far, and some children take part of their decisions from it: what good plans agree on, and
-what a trained policy knew before, is tried where they differ.
+what a trained policy knew before, is tried where they differ. Beside them small graph networks
+evolve as EGRL's do: what one of them decides is coherent over the whole graph, which changes of
+single decisions hardly ever are, and the islands refine what it finds.
 
-Shapes: B children of an ask, Q guided ones, K elites of an island, L entries of a candidate, N ops.
+Shapes: B children of an ask, Q guided ones, E of evolved networks, K elites of an island, L entries
+of a candidate, N ops.
 """
 
 from __future__ import annotations
@@ -24,7 +27,16 @@ from egx.policies.distributions import Levels, Logits, greedy, sample, to_decisi
 from egx.policies.go_inputs import GoContext
 from egx.policies.go_net import GoPolicy
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import POSITIVE, AbstractSearch, Metrics, Scalar, check_numbers, scalar
+from egx.search.base import (
+    POSITIVE,
+    AbstractSearch,
+    Metrics,
+    Scalar,
+    check_numbers,
+    check_whole,
+    scalar,
+)
+from egx.search.egrl import EGRL, EGRLState
 from egx.search.egrl_plus import EGRLPlus, Islands
 from egx.search.genome import decode, encode
 from egx.search.go import Go
@@ -32,14 +44,24 @@ from egx.search.ppo import Learner, imitate, new_learner
 
 # The island of known plans: see `EGRLPlus`.
 HOME = 2
+# After this share of the budget networks must be within this factor of the best plan.
+PROBATION, NEAR = 0.25, 1.25
 
 
 class GoPlusState(eqx.Module):
-    """The islands, and the network that imitates their best."""
+    """The islands, the network that imitates their best, the networks that evolve, and the least
+    cost that one of these came to (infinite where none fits)."""
 
     islands: Islands
     context: GoContext
     learner: Learner
+    evolved: EGRLState | None
+    network_cost: Float[Array, ""]
+
+
+def _networks() -> EGRL:
+    """Networks alone, small enough that eight of them cost less than valuing their plans."""
+    return EGRL(policy_gradient=False, boltzmann_share=0.0, width=64, depth=3)
 
 
 class GoPlus(AbstractSearch):
@@ -50,17 +72,28 @@ class GoPlus(AbstractSearch):
         go: the network, and how fast it learns (`go.ppo`'s learning rate and largest gradient).
         budget: evaluations that the run will spend; sets the halving times of the islands.
         policy: a trained policy to start from.
+        networks: how networks evolve; `evolved` is the size of their population.
         guided: children of an ask that take a part of their decisions from the network.
+        evolved: children of an ask that are plans of evolved networks, until these fall behind;
+            0 for none.
     """
 
     search: EGRLPlus = eqx.field(default_factory=EGRLPlus)
     go: Go = eqx.field(default_factory=Go)
     budget: Scalar = eqx.field(converter=scalar, default=4000.0)
     policy: GoPolicy | None = None
+    networks: EGRL = eqx.field(default_factory=_networks)
     guided: int = eqx.field(static=True, default=4)
+    evolved: int = eqx.field(static=True, default=8)
 
     def __check_init__(self) -> None:
+        check_whole(self, guided=0, evolved=0)
         check_numbers(self, budget=POSITIVE)
+        if self.evolved == 1:
+            raise SearchError("evolved must be 0, or 2 or more networks that compete, got 1")
+        networks = self.networks
+        if not isinstance(networks, EGRL) or networks.policy_gradient or networks.boltzmann_share:
+            raise SearchError("networks must be an EGRL without policy_gradient and chromosomes")
 
     @property
     def batch_size(self) -> int:
@@ -75,12 +108,18 @@ class GoPlus(AbstractSearch):
     def _go(self) -> Go:
         return self.go if self.policy is None else dataclasses.replace(self.go, policy=self.policy)
 
+    @property
+    def _evolver(self) -> EGRL:
+        evolution = self.networks.evolution
+        elites = min(evolution.elites, self.evolved - 1)
+        evolution = dataclasses.replace(evolution, size=self.evolved, elites=elites)
+        return dataclasses.replace(self.networks, evolution=evolution)
+
     def check(self, problem: AbstractProblem) -> None:
-        whole = isinstance(self.guided, int) and not isinstance(self.guided, bool)
-        if not whole or not 0 <= self.guided <= self.batch_size:
+        if self.guided + self.evolved > self.batch_size:
             raise SearchError(
-                f"go_plus: guided must be 0 to {self.batch_size} (search.batch), "
-                f"got {self.guided!r}"
+                f"go_plus: guided and evolved must be at most {self.batch_size} (search.batch) "
+                f"together, got {self.guided} and {self.evolved}"
             )
         if self.search.plans is not None or not self.search.heuristic_seeds:
             raise SearchError("go_plus starts from the problem's plans; leave search's alone")
@@ -91,9 +130,11 @@ class GoPlus(AbstractSearch):
             )
         self._engine(problem).check(problem)
         self._go.check(problem)
+        if self.evolved:
+            self._evolver.check(problem)
 
     def initial(self, problem: AbstractProblem, *, key: PRNGKeyArray) -> GoPlusState:
-        islands_key, policy_key = jax.random.split(key)
+        islands_key, policy_key, network_key = jax.random.split(key, 3)
         policy = self._go.start_policy(problem, key=policy_key)
         context = policy.context(problem)
         logits = policy.logits(context)
@@ -102,14 +143,16 @@ class GoPlus(AbstractSearch):
             self._engine(problem), plans=jax.tree.map(lambda x: x[None], likeliest)
         )
         islands = engine.initial(problem, key=islands_key)
-        return GoPlusState(islands, context, new_learner(policy))
+        evolved = self._evolver.initial(problem, key=network_key) if self.evolved else None
+        nothing = jnp.asarray(jnp.inf, jnp.float32)
+        return GoPlusState(islands, context, new_learner(policy), evolved, nothing)
 
     def propose(
         self, problem: AbstractProblem, inner: GoPlusState, *, key: PRNGKeyArray
     ) -> tuple[Decisions, GoPlusState]:
-        children_key, guided_key = jax.random.split(key)
+        children_key, guided_key, network_key = jax.random.split(key, 3)
         children, islands = self._engine(problem).propose(problem, inner.islands, key=children_key)
-        first = islands.told == 0
+        first, evolves = islands.told == 0, self._evolves(inner)
         island = islands.child_island
         # All known plans as they are; the rest of the first batch is what the islands make of it.
         known = len(problem.heuristics()) + 1
@@ -118,22 +161,37 @@ class GoPlus(AbstractSearch):
         start = jax.vmap(lambda genes: decode(problem, genes))(starts)
         guided = self._guided(problem, inner, islands, key=guided_key)
         is_start = first & (slot < known)
-        others = self.batch_size - self.guided
+        evolved, plans = inner.evolved, jax.tree.map(lambda x: x[:0], guided)
+        if evolved is not None:
+            plans, evolved = self._evolver.propose(problem, evolved, key=network_key)
 
-        def pick(child: Array, start: Array, guided: Array) -> Array:
-            chosen = jnp.where(first, child, jnp.concatenate([child[:others], guided]))
-            return jnp.where(is_start[:, None], start, chosen)
+        def pick(child: Array, start: Array, guided: Array, plan: Array) -> Array:
+            """[B, ...]; where networks fell behind, their slots stay with the islands."""
+            others = child[: self.batch_size - self.guided - self.evolved]
+            own = child[self.batch_size - self.evolved :]
+            taught = jnp.concatenate([others, guided, jnp.where(evolves, plan, own)])
+            return jnp.where(is_start[:, None], start, jnp.where(first, child, taught))
 
-        candidates = jax.tree.map(pick, children, start, guided)
+        candidates = jax.tree.map(pick, children, start, guided, plans)
         island = jnp.where(is_start, HOME, island).astype(jnp.int32)
         islands = eqx.tree_at(lambda i: i.child_island, islands, island)
-        return candidates, GoPlusState(islands, inner.context, inner.learner)
+        return candidates, GoPlusState(
+            islands, inner.context, inner.learner, evolved, inner.network_cost
+        )
+
+    def _evolves(self, inner: GoPlusState) -> Array:
+        """Whether networks have their share of the next ask: not of the first, which is for known
+        plans, and after a time only where they keep up."""
+        elites, told = inner.islands.elites, inner.islands.told
+        best = jnp.min(jnp.where(elites.feasible, elites.cost, jnp.inf))
+        early = told.astype(jnp.float32) < PROBATION * self.budget
+        return (told > 0) & (early | (inner.network_cost <= NEAR * best))
 
     def _guided(
         self, problem: AbstractProblem, inner: GoPlusState, islands: Islands, *, key: PRNGKeyArray
     ) -> Decisions:
-        """[Q, ...], for the last children; a good plan of the child's island, of which a random
-        share of the entries takes what the network draws."""
+        """[Q, ...]; a good plan of the child's island, of which a random share of the entries
+        takes what the network draws."""
         logits = inner.learner.policy.logits(inner.context)
 
         def child(island: Array, key: PRNGKeyArray) -> Decisions:
@@ -153,7 +211,7 @@ class GoPlus(AbstractSearch):
             decisions = decode(problem, jnp.where(flip, drawn, elite))
             return problem.repair(decisions) if self.search.repair else decisions
 
-        slots = jnp.arange(self.batch_size - self.guided, self.batch_size)
+        slots = jnp.arange(self.guided) + self.batch_size - self.guided - self.evolved
         keys = jax.vmap(lambda b: jax.random.fold_in(key, b))(slots)
         return jax.vmap(child)(islands.child_island[slots], keys)
 
@@ -166,16 +224,26 @@ class GoPlus(AbstractSearch):
         *,
         key: PRNGKeyArray,
     ) -> tuple[GoPlusState, Metrics]:
+        islands_key, network_key = jax.random.split(key)
         islands, metrics = self._engine(problem).update(
-            problem, inner.islands, candidates, outcomes, key=key
+            problem, inner.islands, candidates, outcomes, key=islands_key
         )
+        evolved, cost = inner.evolved, inner.network_cost
+        if evolved is not None:
+            theirs = jax.tree.map(lambda x: x[-self.evolved :], (candidates, outcomes))
+            after, _ = self._evolver.update(problem, evolved, *theirs, key=network_key)
+            evolves = self._evolves(inner)
+            evolved = jax.tree.map(lambda a, b: jnp.where(evolves, b, a), evolved, after)
+            costs = jnp.where(theirs[1].feasible & evolves, theirs[1].cost, jnp.inf)
+            cost = jnp.minimum(cost, jnp.min(costs))
         elites = islands.elites
         best = jnp.lexsort((elites.cost[:, 0], ~elites.feasible[:, 0]))[0]
         told = elites.cost[best] < jnp.finfo(jnp.float32).max
         learner, loss = self._imitate(
             problem, inner.learner, inner.context, elites.genes[best], told
         )
-        return GoPlusState(islands, inner.context, learner), {**metrics, "imitation": loss}
+        state = GoPlusState(islands, inner.context, learner, evolved, cost)
+        return state, {**metrics, "imitation": loss}
 
     def _imitate(
         self,

@@ -77,7 +77,8 @@ class Compared:
     def made(self) -> egx.Execution:
         """The problem, which takes long to make: only where something is missing."""
         if self.problem is None:
-            self.problem = make_problem(self.workload, self.task)
+            transfers = self.config.get("transfers", "async")
+            self.problem = make_problem(self.workload, self.task, transfers)
         return self.problem
 
     def path(self, method: str, seed: int | None = None) -> Path:

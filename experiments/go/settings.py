@@ -67,7 +67,7 @@ class Workload:
         return self.path is None or self.path.exists()
 
 
-def make_problem(workload: Workload, task: str) -> egx.Execution:
+def make_problem(workload: Workload, task: str, transfers: str = "async") -> egx.Execution:
     """A workload with some of the decisions, in run-time order."""
     decide, path = TASKS[task], workload.path
     if path is not None and path.suffix == MEASURED:
@@ -75,11 +75,16 @@ def make_problem(workload: Workload, task: str) -> egx.Execution:
         assert work.hardware is not None
         seconds = work.seconds_on(work.hardware)
         return egx.Execution(
-            work.model, work.hardware, decide=decide, order="runtime", op_seconds=seconds
+            work.model,
+            work.hardware,
+            decide=decide,
+            order="runtime",
+            transfers=transfers,
+            op_seconds=seconds,
         )
     machine = egx.hardware.load(workload.machine)
     model = egx.load(workload.model if path is None else path, **workload.options)
-    return egx.Execution(model, machine, decide=decide, order="runtime")
+    return egx.Execution(model, machine, decide=decide, order="runtime", transfers=transfers)
 
 
 class Rest(AbstractProblem):

@@ -8,6 +8,7 @@ import jax
 
 from egx.policies.regal_net import RegalPolicy
 from egx.policies.sequence_net import SequencePolicy
+from egx.search.egrl import EGRL
 from egx.search.egrl_plus import EGRLPlus
 from egx.search.go import Go
 
@@ -34,6 +35,9 @@ def options(genes: tuple[tuple[str, str, int], ...]) -> dict[str, dict[str, Any]
         "go_plus": {
             "go": Go(width=4, rounds=1, layers=0, attention_heads=1, segment=8, passes=1),
             "search": EGRLPlus(batch=8, gradients=False, repair=False),
+            "networks": EGRL(policy_gradient=False, boltzmann_share=0.0, **_NETWORK),
+            "guided": 2,
+            "evolved": 2,
         },
         "regal_plus": {
             "genetic.population": 12,
