@@ -217,7 +217,8 @@ def _execution_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--transfers",
         choices=OPTIONS["transfers"],
-        help="a transfer holds its link, or both devices (default: async)",
+        help="a transfer holds its link; or a way out of its device and a way into the other; or "
+        "both devices (default: async)",
     )
     group.add_argument(
         "--decide",
