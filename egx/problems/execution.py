@@ -125,7 +125,7 @@ class Execution(AbstractProblem):
         if not isinstance(hardware, Hardware):
             raise HardwareError(f"expected a Hardware, got {type(hardware).__name__}")
         for option, value in (("objective", objective), ("order", order), ("transfers", transfers)):
-            if value not in OPTIONS[option]:
+            if not isinstance(value, str) or value not in OPTIONS[option]:
                 allowed = " or ".join(repr(x) for x in OPTIONS[option])
                 raise ProblemError(f"{option} must be {allowed}, got {value!r}")
         if not isinstance(fusion_levels, int) or isinstance(fusion_levels, bool):

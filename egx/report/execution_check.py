@@ -114,7 +114,8 @@ def _complete(plan: ExecutionPlan, model: Model) -> list[str]:
 
 
 def _precedence(plan: ExecutionPlan, model: Model) -> list[str]:
-    """Whether each op finds its inputs, and each device and link does one thing at a time."""
+    """Whether each op finds its inputs, and each device and link, or way of a device, does one
+    thing at a time."""
     graph = model.graph
     _, _, uses = real_sizes(graph)
     producer = np.asarray(graph.tensor_producer)
@@ -151,8 +152,11 @@ def _precedence(plan: ExecutionPlan, model: Model) -> list[str]:
         if op.fused_into == op.op_index:
             rows.setdefault(op.device, []).append((op.start_s, op.finish_s, op.op))
     for move in plan.transfers:
-        link = f"{move.source} to {move.target}"
-        rows.setdefault(link, []).append((move.start_s, move.finish_s, move.tensor))
+        ways = [f"{move.source} to {move.target}"]
+        if plan.transfer_mode == "ports":
+            ways = [f"the way out of {move.source}", f"the way into {move.target}"]
+        for way in ways:
+            rows.setdefault(way, []).append((move.start_s, move.finish_s, move.tensor))
     for where, spans in rows.items():
         spans.sort()
         for (_, end, one), (start, _, other) in itertools.pairwise(spans):

@@ -30,7 +30,11 @@ def scalar(value: Any) -> Any:
     NumPy's unless it is traced or on a device already: a field's default is converted when its
     class is made, and importing must not start a device.
     """
-    return value if isinstance(value, jax.Array) else np.asarray(value, np.float32)
+    if isinstance(value, jax.Array):
+        return value
+    # What is no real number stays as it is, for `check_numbers` to name.
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype.kind in "iuf" else value
 
 
 def check_whole(part: Any, **least: int) -> None:
@@ -46,11 +50,13 @@ def check_whole(part: Any, **least: int) -> None:
 Range = tuple[float, float]
 SHARE: Range = (0.0, 1.0)
 AMOUNT: Range = (0.0, math.inf)
+PART: Range = (float(np.finfo(np.float32).tiny), 1.0)
 POSITIVE: Range = (float(np.finfo(np.float32).tiny), math.inf)
 ANY: Range = (-math.inf, math.inf)
 AT_LEAST_ONE: Range = (1.0, math.inf)
 _SAID = {
     SHARE: "0 to 1",
+    PART: "above 0, 1 at most",
     AMOUNT: "0 or more",
     POSITIVE: "above 0",
     ANY: "a finite number",
@@ -59,15 +65,17 @@ _SAID = {
 
 
 def check_numbers(part: Any, **ranges: Range) -> None:
-    """Raises SearchError for a field of `part` that is not in the range named for it, or not
-    finite. What is on a device or traced is not looked at: a sweep may hold it."""
+    """Raises SearchError for a field of `part` that is no real number in the range named for it.
+    What is on a device or traced is not looked at: a sweep may hold it, and may stack it."""
     for name, (low, high) in ranges.items():
         number = getattr(part, name)
         if isinstance(number, jax.Array):
             continue
-        values = np.asarray(number, np.float64)
-        if not np.all(np.isfinite(values) & (low <= values) & (values <= high)):
-            raise SearchError(f"{name} must be {_SAID[low, high]}, got {number}")
+        value = np.asarray(number)
+        is_number = value.shape == () and value.dtype.kind in "iuf"
+        if not (is_number and np.isfinite(value) and low <= value <= high):
+            shown = f"{value:g}" if is_number else repr(number)
+            raise SearchError(f"{name} must be {_SAID[low, high]}, got {shown}")
 
 
 class Incumbent(eqx.Module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast, get_type_hints
 
@@ -30,6 +29,7 @@ from egx.search.regal import Regal, gas
 from egx.search.regal_plus import regal_plus
 
 EVOSAX = "evosax:"
+_LARGEST = float(np.finfo(np.float32).max)
 
 # A class, or a function whose return annotation is the class.
 SEARCHES: dict[str, Callable[..., AbstractSearch]] = {
@@ -85,9 +85,12 @@ def _fields(name: str) -> dict[str, dataclasses.Field]:
 
 def _part_of(field: dataclasses.Field) -> type | None:
     """The class of a field that is a part of a searcher, with options of its own."""
-    part = field.default_factory
-    is_part = part is not dataclasses.MISSING and dataclasses.is_dataclass(part)
-    return cast(type, part) if is_part else None
+    part: Any = field.default_factory
+    if part is dataclasses.MISSING:
+        return None
+    if not isinstance(part, type):
+        part = get_type_hints(part).get("return")
+    return cast(type, part) if dataclasses.is_dataclass(part) else None
 
 
 def _check_kind(option: str, field: dataclasses.Field, value: Any) -> None:
@@ -103,7 +106,7 @@ def _check_kind(option: str, field: dataclasses.Field, value: Any) -> None:
     if not isinstance(field.default, float | np.ndarray) or hasattr(value, "dtype"):
         return
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
+    if not is_number or not abs(value) <= _LARGEST:
         raise SearchError(f"{option} must be a number, got {value!r}")
 
 
@@ -167,14 +170,18 @@ def make_search(
             raise SearchError(f"{name} has no policy to start from")
         options["policy"] = policy
     whole = {option: value for option, value in options.items() if "." not in option}
+    changes: dict[str, dict[str, Any]] = {}
+    for option, value in options.items():
+        if option not in whole:
+            part, field = option.split(".")
+            changes.setdefault(part, {})[field] = value
     try:
+        # All at once: only what comes out must be possible.
+        for part, changed in changes.items():
+            start = whole[part] if part in whole else getattr(make(), part)
+            whole[part] = dataclasses.replace(start, **changed)
         search = make(**whole)
-        for option, value in options.items():
-            if option not in whole:
-                part, field = option.split(".")
-                changed = dataclasses.replace(getattr(search, part), **{field: value})
-                search = dataclasses.replace(search, **{part: changed})
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, SearchError):
             raise
         raise SearchError(f"{name} cannot be made with {options}: {error}") from error

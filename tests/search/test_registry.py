@@ -15,6 +15,7 @@ import pytest
 from egx.errors import SearchError
 from egx.search import registry
 from egx.search.base import AbstractSearch
+from egx.search.egrl import EGRL
 from egx.search.hdp import HDP
 from egx.search.random import RandomSearch
 from egx.search.registry import find_search, make_search, search_options, searches
@@ -116,6 +117,10 @@ def test_what_is_wrong_is_named(name, options, message):
         ("idrs", "rounds", 0, "rounds must be 1 or more, got 0"),
         ("gradient", "descent.first_temperature", 0, "first_temperature must be above 0"),
         ("evosax:SNES", "spread", -2, "spread must be 0 or more, got -2"),
+        ("egrl", "evolution.share", 0, "share must be above 0, 1 at most, got 0"),
+        ("annealing", "budget", 10**400, "budget must be a number"),
+        ("local", "rooms", np.array([0.1, 0.2]), "rooms must be 0 to 1, got array"),
+        ("local", "rooms", np.array(1j), "rooms must be 0 to 1, got array"),
     ],
 )
 def test_numbers_out_of_range_are_named(name, option, value, message):
@@ -124,12 +129,28 @@ def test_numbers_out_of_range_are_named(name, option, value, message):
 
 
 def test_values_of_a_sweep_are_looked_at_where_they_are_known():
-    stacked = np.array([0.1, 0.3], np.float32)
+    stacked = jnp.array([0.1, 0.3])
     assert make_search("hdp", {"learning_rate": stacked}).learning_rate.shape == (2,)
-    with pytest.raises(SearchError, match=r"learning_rate must be 0 or more"):
-        make_search("hdp", {"learning_rate": -stacked})
     # Of what is traced only the shape is known.
     jax.eval_shape(lambda x: HDP(learning_rate=x).learning_rate, jnp.float32(-1))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("value", ["a", "0.2", [0.1, 0.2], {}, True, None])
+def test_what_is_no_number_is_named_by_constructors(value):
+    with pytest.raises(SearchError, match="boltzmann_share must be 0 to 1, got "):
+        EGRL(boltzmann_share=value)
+    with pytest.raises(SearchError, match="decay must be 0 to 1, got "):
+        HDP(decay=value)
+
+
+def test_only_what_comes_out_must_be_possible():
+    search = make_search("egrl", {"evolution.elites": 25, "evolution.size": 50})
+    assert (search.evolution.elites, search.evolution.size) == (25, 50)
+    assert make_search("ea", {"buffer_capacity": 10, "evolution.size": 5}).buffer_capacity == 10
+    assert make_search("go_plus", {"networks.width": 8}).networks.width == 8
+    with pytest.raises(SearchError, match="networks must be a EGRL"):
+        make_search("go_plus", {"networks": 3})
 
 
 def test_evosax_strategies_have_names():
