@@ -15,6 +15,7 @@ from egx.baselines.cp_sat import cp_model
 from egx.baselines.cp_sat_programs import CpProgram, Placement, check_size, is_symmetric
 from egx.problems.execution_plans.blocks import depths
 from egx.problems.execution_plans.plan import Plan, finish_times, ways_of
+from egx.simulate.execution_table import Transfers
 from egx.simulate.host_case import HostCase
 
 EXACT_TICKS = 2.0**42
@@ -37,7 +38,7 @@ def ticks_per_second(values: np.ndarray, horizon_s: float) -> float:
 class _Makespan:
     """The program while it is built. A trip is a tensor on its way over a link, if it goes."""
 
-    def __init__(self, case: HostCase, *, decide: Sequence[str], transfers: str):
+    def __init__(self, case: HostCase, *, decide: Sequence[str], transfers: Transfers):
         self.case, self.decide = case, decide
         n, devices = case.num_ops, case.num_devices
         sends = not case.is_free_of_transfers and "device" in decide
@@ -98,7 +99,7 @@ class _Makespan:
             # Implied, and what a solver sees best.
             model.add_cumulative(every, [1] * len(every), case.num_devices)
 
-    def add_trips(self, tensor: int, target: int, transfers: str) -> None:
+    def add_trips(self, tensor: int, target: int, transfers: Transfers) -> None:
         case, model, here = self.case, self.model, self.placed.here
         made_by = int(case.producer[tensor])
         readers = {c: here[c][target] for c in case.consumers[tensor]}
@@ -150,7 +151,7 @@ class _Makespan:
                     model.add(one_done <= two_at).only_enforce_if(one_goes, two_goes, first)
                     model.add(two_done <= one_at).only_enforce_if(one_goes, two_goes, ~first)
 
-    def hint(self, plan: Plan, transfers: str) -> None:
+    def hint(self, plan: Plan, transfers: Transfers) -> None:
         self.placed.hint(self.model, plan)
         finish, _ = finish_times(self.case, plan, transfers=transfers)
         for op, done in enumerate(finish):
@@ -186,7 +187,7 @@ def makespan_program(
     case: HostCase,
     *,
     decide: Sequence[str],
-    transfers: str,
+    transfers: Transfers,
     start: Plan | None,
     known_cost: float | None,
     bound: float,

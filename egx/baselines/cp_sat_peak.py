@@ -16,6 +16,7 @@ import numpy as np
 from egx.baselines.cp_sat import cp_model
 from egx.baselines.cp_sat_programs import CpProgram, Placement, check_size
 from egx.problems.execution_plans.plan import Plan
+from egx.simulate.execution_table import Transfers
 from egx.simulate.host_case import HostCase
 
 
@@ -23,7 +24,7 @@ def peak_program(
     case: HostCase,
     *,
     decide: Sequence[str],
-    transfers: str,
+    transfers: Transfers,
     start: Plan | None,
     known_cost: float | None,
     bound: float,

@@ -8,7 +8,7 @@ Compilers", NeurIPS 2020 (arXiv 2010.12438), with an analytical machine or measu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast, get_args
 
 import equinox as eqx
 import jax
@@ -33,7 +33,7 @@ from egx.problems.base import (
 from egx.problems.execution_plans.heuristics import HeuristicPlans, plan_options
 from egx.simulate.execution import ExecutionRun, execute
 from egx.simulate.execution_bound import makespan_bound, peak_bound
-from egx.simulate.execution_table import ExecutionTable, execution_table
+from egx.simulate.execution_table import ExecutionTable, Transfers, execution_table
 from egx.simulate.host_case import HostCase, case_arrays, host_case
 from egx.simulate.timeline import Timeline, timeline
 from egx.zoo.common import layer_numbers
@@ -42,7 +42,7 @@ DECISIONS = ("fusion", "device", "priority", "transfer_priority")
 OPTIONS = {
     "objective": ("makespan", "peak_memory"),
     "order": ("static", "runtime"),
-    "transfers": ("async", "ports", "blocking"),
+    "transfers": get_args(Transfers),
 }
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -84,7 +84,7 @@ class Execution(AbstractProblem):
     decide: tuple[str, ...] = eqx.field(static=True)
     objective: str = eqx.field(static=True)
     order: str = eqx.field(static=True)
-    transfers: str = eqx.field(static=True)
+    transfers: Transfers = eqx.field(static=True)
     fusion_levels: int = eqx.field(static=True)
     is_measured: bool = eqx.field(static=True)
     model: HostOnly[Model | None] = eqx.field(static=True)
@@ -140,7 +140,7 @@ class Execution(AbstractProblem):
         self.hardware = hardware
         self.objective = objective
         self.order = order
-        self.transfers = transfers
+        self.transfers = cast(Transfers, transfers)
         self.fusion_levels = fusion_levels
         self.is_measured = op_seconds is not None
         self.decide = self._checked_decide(decide)
@@ -428,7 +428,7 @@ def _execute(
     decisions: Decisions,
     *,
     runtime: bool,
-    transfers: str,
+    transfers: Transfers,
     trace: bool,
 ) -> ExecutionRun:
     return execute(graph, table, decisions, runtime=runtime, transfers=transfers, trace=trace)

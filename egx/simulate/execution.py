@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from egx.graph.graph import Graph
 from egx.simulate.batching import Arrays, over_population
-from egx.simulate.execution_table import ExecutionTable, elsewhere
+from egx.simulate.execution_table import ExecutionTable, Transfers, elsewhere
 from egx.simulate.fusion import cluster_roots, cluster_seconds
 from egx.simulate.lanes import Plans, Trace
 from egx.simulate.one_order import MOST_DEVICES, order_of, run_one_order
@@ -24,6 +24,7 @@ from egx.simulate.schedule import run_static
 
 _LARGEST_BYTES = 2**19
 _LEAST_LANES = 64
+_LARGEST_INDEX = 2**31 - 1
 
 
 class ExecutionRun(eqx.Module):
@@ -42,7 +43,7 @@ def execute(
     decisions: Mapping[str, Array],
     *,
     runtime: bool = False,
-    transfers: str = "async",
+    transfers: Transfers = "async",
     trace: bool = False,
 ) -> ExecutionRun:
     """Runs one plan; `vmap` over plans runs all of them in one piece.
@@ -105,12 +106,13 @@ def _pieces(table: ExecutionTable, each: Arrays) -> int:
     """Into how many runs a population is cut.
 
     XLA's CPU compiler splits a look-up among threads when the array it looks into is large, which
-    costs more than the look-up. Elsewhere wider is better.
+    costs more than the look-up. Elsewhere wider is better, as far as indices reach.
     """
-    if jax.default_backend() != "cpu":
-        return 1
-    entries = max(table.num_ops + 1, (table.num_tensors + 1) * elsewhere(table.num_devices))
+    entries = max(table.num_ops + 2, (table.num_tensors + 1) * elsewhere(table.num_devices))
     if "transfer_priority" in each:
         entries = max(entries, table.num_ops + table.num_uses + 1)
-    lanes = max(_LEAST_LANES, _LARGEST_BYTES // (4 * entries))
+    if jax.default_backend() == "cpu":
+        lanes = max(_LEAST_LANES, _LARGEST_BYTES // (4 * entries))
+    else:
+        lanes = max(1, _LARGEST_INDEX // entries)
     return -(-jax.tree.leaves(each)[0].shape[0] // lanes)

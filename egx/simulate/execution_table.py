@@ -7,6 +7,8 @@ array for each thing: CPUs vectorise look-ups of single numbers, but not of whol
 
 from __future__ import annotations
 
+from typing import Literal
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from egx.graph.graph import Graph
 from egx.hardware.spec import Hardware
+
+Transfers = Literal["async", "ports", "blocking"]
+"""What a transfer holds while it lasts: its directed link; the sender's way out and the receiver's
+way in; or both devices."""
 
 
 class Rows(eqx.Module):

@@ -37,6 +37,7 @@ import numpy as np
 from egx.errors import DecisionError, ProblemError
 from egx.graph.graph import Graph
 from egx.hardware.spec import Hardware
+from egx.simulate.execution_table import Transfers
 from egx.simulate.fine_case import FineCase, fine_case
 from egx.simulate.fine_network import Link, Network
 from egx.simulate.fusion import clusters
@@ -110,7 +111,7 @@ class SeveralDevices(Protocol):
     graph: Graph
     hardware: Hardware
     order: str
-    transfers: str
+    transfers: Transfers
 
     @property
     def op_seconds(self) -> np.ndarray | None: ...

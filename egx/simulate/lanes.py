@@ -20,7 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from egx.simulate.execution_table import ExecutionTable, elsewhere, forgets_transfers, split_row
+from egx.simulate.execution_table import (
+    ExecutionTable,
+    Transfers,
+    elsewhere,
+    forgets_transfers,
+    split_row,
+)
 from egx.simulate.indexing import pick, put, replace, take, take_few
 
 
@@ -146,7 +152,7 @@ class Lanes:
             return take(self.flat_seconds, self.at(op))
         return take(self.table.seconds.reshape(-1), op * self.table.num_devices + device)
 
-    def network(self, transfers: str) -> Network:
+    def network(self, transfers: Transfers) -> Network:
         table = self.table
         devices, population = table.num_devices, self.population
         links = 2 * devices if transfers == "ports" else devices * elsewhere(devices)
@@ -173,7 +179,7 @@ class Lanes:
         ready_s: Float[Array, " P"],
         where: Bool[Array, " P"],
         *,
-        transfers: str,
+        transfers: Transfers,
     ) -> tuple[Array, Array, Network]:
         """(start, end, network): transfers that hold their directed link, or both devices, or the
         one device's way out and the other's way in."""
@@ -210,7 +216,7 @@ class Lanes:
         finish: Float[Array, " P"],
         times: Times,
         *,
-        transfers: str,
+        transfers: Transfers,
     ) -> tuple[Array, Network, Times]:
         """(arrival, network, times): a use's tensor at `target`, sent there if it was not yet."""
         remote = (target != source) & (row.consumer < self.table.num_ops)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from egx.simulate import ready
-from egx.simulate.execution_table import ExecutionTable
+from egx.simulate.execution_table import ExecutionTable, Transfers
 from egx.simulate.indexing import pick, put, replace, take
 from egx.simulate.lanes import (
     Lanes,
@@ -56,7 +56,7 @@ def run_queued(
     plans: Plans,
     transfer_priority: Float[Array, "U P"],
     *,
-    transfers: str,
+    transfers: Transfers,
     trace: bool,
     bounded: bool,
 ) -> tuple[Float[Array, " P"], Int[Array, "D P"], Trace | None]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from egx.simulate import arrivals, ready
-from egx.simulate.execution_table import ExecutionTable
+from egx.simulate.execution_table import ExecutionTable, Transfers
 from egx.simulate.indexing import pick, put, replace, take
 from egx.simulate.lanes import Lanes, Network, Plans, Times, Trace, kept_times, note, trace_of
 from egx.simulate.residency import peak_units
@@ -40,7 +40,7 @@ def run_runtime(
     table: ExecutionTable,
     plans: Plans,
     *,
-    transfers: str = "async",
+    transfers: Transfers = "async",
     trace: bool = False,
     bounded: bool = False,
 ) -> tuple[Float[Array, " P"], Int[Array, "D P"], Trace | None]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from egx.simulate import ready
-from egx.simulate.execution_table import ExecutionTable
+from egx.simulate.execution_table import ExecutionTable, Transfers
 from egx.simulate.indexing import pick, put, replace, take
 from egx.simulate.lanes import (
     Lanes,
@@ -35,19 +35,16 @@ from egx.simulate.residency import peak_units
 
 
 class _State(NamedTuple):
-    """The loop's carry: the op in work, then what has become of everything.
-
-    `row` is the row in work and the device it runs on, in one word.
-    `ops` has two words for each op, in one line of a cache: the bits of when its inputs have
-    arrived, which turn into its place in the order when it is taken from a set of ready ops, and
-    its rank and device. `missing` and `words` are empty where the order is known.
-    """
+    """The loop's carry: the op in work, then what has become of everything. `row` is the row in
+    work and the device that its op runs on, in one word. With a set of ready ops an op's entry of
+    `arrived` turns into its place in the order when it is taken; `missing` and `words` are empty
+    where the order is known."""
 
     row: Int[Array, " P"]
     finish: Float[Array, " P"]
     taken: Int[Array, " P"]
     missing: Int[Array, " _"]
-    ops: Int[Array, " _"]
+    arrived: Float[Array, " _"]
     network: Network
     words: ready.Words
     times: Times
@@ -57,7 +54,7 @@ def run_static(
     table: ExecutionTable,
     plans: Plans,
     *,
-    transfers: str = "async",
+    transfers: Transfers = "async",
     trace: bool = False,
     bounded: bool = False,
 ) -> tuple[Float[Array, " P"], Int[Array, "D P"], Trace | None]:
@@ -95,7 +92,7 @@ def run_static(
         in_order = jnp.where(runs, order, n)
     in_order = lanes.with_device(in_order, ready.reorder(lanes.on, order))
     in_order = padded(in_order, n << lanes.device_bits).reshape(-1)
-    of_op = padded(of_op, 0)
+    of_op = padded(of_op, 0).reshape(-1)
 
     def take_op(state: _State, wanted: Bool[Array, " P"]) -> _State:
         """Takes and runs the next op of each candidate that has none in work."""
@@ -110,21 +107,21 @@ def run_static(
         entry = at(op)
         clock = state.network.clock
         free = pick(clock, device)
-        since = take(state.ops, 2 * entry)
-        start = jnp.maximum(free, _seconds(since))
+        since = take(state.arrived, entry)
+        start = jnp.maximum(free, since)
         finish = start + lanes.op_s(op, device)
         times = note(state.times, "start_s", entry, start)
         times = note(times, "finish_s", entry, finish)
         clock = replace(clock, device, jnp.where(found, finish, free))
-        ops = state.ops
+        arrived = state.arrived
         if known is None:
             # Writing what depends on what was read is what lets XLA write in place.
-            ops = put(ops, 2 * entry, jnp.where(found, state.taken, since))
+            arrived = put(arrived, entry, jnp.where(found, state.taken.astype(jnp.float32), since))
         return state._replace(
             row=jnp.where(wanted, lanes.with_device(take(table.first_row, op), device), state.row),
             finish=jnp.where(wanted, finish, state.finish),
             taken=state.taken + wanted.astype(jnp.int32),
-            ops=ops,
+            arrived=arrived,
             network=state.network._replace(clock=clock),
             words=words,
             times=times,
@@ -135,14 +132,14 @@ def run_static(
         index, source = lanes.split(state.row)
         row = lanes.read_row(index)
         entry = at(row.consumer)
-        rank, target = lanes.split(take(state.ops, 2 * entry + 1))
+        rank, target = lanes.split(take(of_op, entry))
         arrival, network, times = lanes.send_once(
             state.network, row, source, target, state.finish, state.times, transfers=transfers
         )
-        arrival = jnp.maximum(_seconds(take(state.ops, 2 * entry)), arrival)
+        arrival = jnp.maximum(take(state.arrived, entry), arrival)
         state = state._replace(
             row=state.row + (1 << lanes.device_bits),
-            ops=put(state.ops, 2 * entry, _bits(arrival)),
+            arrived=put(state.arrived, entry, arrival),
             network=network,
             times=times,
         )
@@ -160,7 +157,7 @@ def run_static(
         finish=jnp.zeros(population, jnp.float32),
         taken=none,
         missing=none if known is not None else missing.reshape(-1),
-        ops=jnp.stack([jnp.zeros_like(of_op), of_op], -1).reshape(-1),
+        arrived=lanes.empty(n + 1, 0.0),
         network=lanes.network(transfers),
         words=words,
         times=kept_times(lanes) if trace else {},
@@ -170,16 +167,8 @@ def run_static(
 
     place = rank
     if known is None:
-        place = state.ops.reshape(n + 1, population, 2)[:n, :, 0]
+        place = state.arrived.reshape(n + 1, population)[:n].astype(jnp.int32)
     of_cluster = place if plans.root is None else jnp.take_along_axis(place, plans.root, 0)
     peak = peak_units(table, lanes.on, of_cluster, None, plans.root, places=n + 1)
     makespan = jnp.max(state.network.clock, 0)
     return makespan, peak, trace_of(lanes, state.times, place, None) if trace else None
-
-
-def _bits(seconds: Float[Array, " P"]) -> Int[Array, " P"]:
-    return jax.lax.bitcast_convert_type(seconds, jnp.int32)
-
-
-def _seconds(bits: Int[Array, " P"]) -> Float[Array, " P"]:
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from egx.simulate import execution
 from egx.simulate.batching import over_population
 
 
@@ -76,3 +79,16 @@ def test_batched_shared_values_keep_their_own_runs():
     np.testing.assert_array_equal(got, shared[:, None, None] * X + y[:, None])
     got = jax.vmap(call(function), in_axes=(0, None, 0))(shared, X[0], y)
     np.testing.assert_array_equal(got, shared[:, None] * X[0] + y)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_flat_indices_fit_into_32_bits_on_every_device(monkeypatch):
+    """80,000 ops on eight devices: seven entries a tensor, for each of 16,384 candidates."""
+    table = SimpleNamespace(num_ops=80_000, num_tensors=100_000, num_uses=200_000, num_devices=8)
+    each = {"device": jax.ShapeDtypeStruct((16_384, 80_000), jnp.int32)}
+    for backend in ("cpu", "gpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        lanes = -(-16_384 // execution._pieces(table, each))
+        assert lanes * (100_000 + 1) * 7 < 2**31
+    few = {"device": each["device"].update(shape=(256, 80_000))}
+    assert execution._pieces(table, few) == 1

@@ -28,6 +28,7 @@ import numpy as np
 from egx.problems.execution_plans.live_curve import LiveCurve
 from egx.problems.execution_plans.orders import critical_path_order
 from egx.problems.execution_plans.plan import Plan, ways_of
+from egx.simulate.execution_table import Transfers
 from egx.simulate.host_case import HostCase
 
 
@@ -106,7 +107,7 @@ def heft(
     order: np.ndarray | None = None,
     devices: Sequence[int] | None = None,
     queued: bool = False,
-    transfers: str = "async",
+    transfers: Transfers = "async",
     insertion: bool = False,
     mind_memory: bool = True,
     mind_readers: bool = False,

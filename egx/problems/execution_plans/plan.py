@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from egx.simulate.execution_table import Transfers
 from egx.simulate.host_case import HostCase
 
 
@@ -110,19 +111,19 @@ def list_order(needs: Sequence[set[int]], priority: np.ndarray) -> list[int]:
     return order
 
 
-def replay(case: HostCase, plan: Plan, *, transfers: str = "async") -> float:
+def replay(case: HostCase, plan: Plan, *, transfers: Transfers = "async") -> float:
     """The makespan of a plan in seconds."""
     return max(finish_times(case, plan, transfers=transfers)[1], default=0.0)
 
 
-def ways_of(transfers: str, source: int, target: int) -> tuple[tuple[int, int], ...]:
+def ways_of(transfers: Transfers, source: int, target: int) -> tuple[tuple[int, int], ...]:
     """What a transfer holds while it lasts: its link, or a way out (device, -1) and a way in
     (-1, device)."""
     return ((source, -1), (-1, target)) if transfers == "ports" else ((source, target),)
 
 
 def finish_times(
-    case: HostCase, plan: Plan, *, transfers: str = "async"
+    case: HostCase, plan: Plan, *, transfers: Transfers = "async"
 ) -> tuple[list[float], list[float]]:
     """(seconds [N] at which each op ends, seconds [D] at which each device does)."""
     device = plan.device.tolist()
