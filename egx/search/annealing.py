@@ -14,17 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import (
-    AMOUNT,
-    POSITIVE,
-    SHARE,
-    AbstractSearch,
-    Metrics,
-    Scalar,
-    check_numbers,
-    check_whole,
-    scalar,
-)
+from egx.search.base import AbstractSearch, Metrics, Scalar, check_numbers, check_whole, scalar
 from egx.search.genome import Genes, Genome, decode, encode
 from egx.search.moves import check_start, exchange, make_room, shift_one, start_genes
 
@@ -71,9 +61,14 @@ class Annealing(AbstractSearch):
     def __check_init__(self) -> None:
         check_whole(self, chains=1)
         check_numbers(
-            self, budget=POSITIVE, first_temperature=POSITIVE, last_temperature=POSITIVE,
-            rooms=SHARE, swaps=SHARE, leaving=AMOUNT,
-        )  # fmt: skip
+            self,
+            budget="above 0",
+            first_temperature="above 0",
+            last_temperature="above 0",
+            rooms="0 to 1",
+            swaps="0 to 1",
+            leaving="0 or more",
+        )
 
     @property
     def batch_size(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -46,36 +46,32 @@ def check_whole(part: Any, **least: int) -> None:
             raise SearchError(f"{name} must be a whole number of {low} or more, got {number!r}")
 
 
-# Ranges of numbers, ends included.
-Range = tuple[float, float]
-SHARE: Range = (0.0, 1.0)
-AMOUNT: Range = (0.0, math.inf)
-PART: Range = (float(np.finfo(np.float32).tiny), 1.0)
-POSITIVE: Range = (float(np.finfo(np.float32).tiny), math.inf)
-ANY: Range = (-math.inf, math.inf)
-AT_LEAST_ONE: Range = (1.0, math.inf)
-_SAID = {
-    SHARE: "0 to 1",
-    PART: "above 0, 1 at most",
-    AMOUNT: "0 or more",
-    POSITIVE: "above 0",
-    ANY: "a finite number",
-    AT_LEAST_ONE: "1 or more",
+Range = Literal["0 to 1", "above 0, 1 at most", "0 or more", "above 0", "1 or more", "finite"]
+_LEAST = float(np.finfo(np.float32).tiny)
+# Ends included.
+_ENDS: dict[Range, tuple[float, float]] = {
+    "0 to 1": (0.0, 1.0),
+    "above 0, 1 at most": (_LEAST, 1.0),
+    "0 or more": (0.0, math.inf),
+    "above 0": (_LEAST, math.inf),
+    "1 or more": (1.0, math.inf),
+    "finite": (-math.inf, math.inf),
 }
 
 
 def check_numbers(part: Any, **ranges: Range) -> None:
-    """Raises SearchError for a field of `part` that is no real number in the range named for it.
-    What is on a device or traced is not looked at: a sweep may hold it, and may stack it."""
-    for name, (low, high) in ranges.items():
+    """Raises SearchError for a field of `part` that is no finite real number in the range named
+    for it. A sweep may stack them on a device; what it traces cannot be looked at."""
+    for name, expected in ranges.items():
         number = getattr(part, name)
-        if isinstance(number, jax.Array):
+        if isinstance(number, jax.core.Tracer):
             continue
-        value = np.asarray(number)
-        is_number = value.shape == () and value.dtype.kind in "iuf"
-        if not (is_number and np.isfinite(value) and low <= value <= high):
-            shown = f"{value:g}" if is_number else repr(number)
-            raise SearchError(f"{name} must be {_SAID[low, high]}, got {shown}")
+        low, high = _ENDS[expected]
+        values = np.asarray(number)
+        is_real = values.dtype.kind in "iuf" and (not values.shape or isinstance(number, jax.Array))
+        if not is_real or not np.all(np.isfinite(values) & (low <= values) & (values <= high)):
+            shown = f"{values:g}" if is_real and not values.shape else repr(number)
+            raise SearchError(f"{name} must be {expected}, got {shown}")
 
 
 class Incumbent(eqx.Module):

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import AbstractSearch, Incumbent, Metrics, State, scalar
+from egx.search.base import AbstractSearch, Incumbent, Metrics, State, check_numbers, scalar
 from egx.search.betas import Betas, draw, quantile_knots
 from egx.search.keys import decode_flat, encode, flatten, gene_shapes, uniform_keys
 
@@ -166,8 +166,8 @@ class BRKGA(AbstractSearch):
             given |= {"proposal.alpha": self.proposal.alpha, "proposal.beta": self.proposal.beta}
         if isinstance(self.rho, Mapping):
             given["rho"] = self.rho
-        elif not 0 <= float(self.rho) <= 1:
-            raise SearchError(f"brkga: rho must be 0 to 1, got {float(self.rho)}")
+        else:
+            check_numbers(self, rho="0 to 1")
         for name, keys in given.items():
             found = {head: np.shape(value) for head, value in keys.items()}
             if found != shapes:

@@ -28,7 +28,7 @@ from egx.policies.context import GraphContext, graph_context
 from egx.policies.distributions import Levels, greedy, probabilities, sample, to_decisions
 from egx.policies.graph_unet import GraphUNetCritic, GraphUNetPolicy
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import SHARE, AbstractSearch, Metrics, State, check_numbers, check_whole
+from egx.search.base import AbstractSearch, Metrics, State, check_numbers, check_whole
 from egx.search.evolution import Evolution, Layout, Population, Stacked, slots
 from egx.search.replay import Replay, add, empty_replay
 from egx.search.sac import SAC, SACState
@@ -100,7 +100,7 @@ class EGRL(AbstractSearch):
         check_whole(
             self, exploring=0, width=1, depth=0, attention_heads=1, buffer_capacity=1, real_levels=2
         )
-        check_numbers(self, boltzmann_share=SHARE)
+        check_numbers(self, boltzmann_share="0 to 1")
         evolution = self.evolution
         if not 1 <= evolution.elites < evolution.size:
             raise SearchError(

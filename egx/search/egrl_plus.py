@@ -18,16 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import (
-    POSITIVE,
-    SHARE,
-    AbstractSearch,
-    Metrics,
-    Scalar,
-    check_numbers,
-    check_whole,
-    scalar,
-)
+from egx.search.base import AbstractSearch, Metrics, Scalar, check_numbers, check_whole, scalar
 from egx.search.genome import (
     Genes,
     Genome,
@@ -106,7 +97,9 @@ class EGRLPlus(AbstractSearch):
 
     def __check_init__(self) -> None:
         check_whole(self, batch=1, elites=1, max_moves=1, guided=0)
-        check_numbers(self, budget=POSITIVE, crossover=SHARE, migration=SHARE, priced_share=SHARE)
+        check_numbers(
+            self, budget="above 0", crossover="0 to 1", migration="0 to 1", priced_share="0 to 1"
+        )
         if self.guided > self.batch:
             raise SearchError(f"guided must be 0 to {self.batch} (batch), got {self.guided}")
 

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.policies import boltzmann
 from egx.policies.boltzmann import BoltzmannChromosome
-from egx.search.base import AMOUNT, PART, POSITIVE, SHARE, check_numbers, check_whole
+from egx.search.base import check_numbers, check_whole
 
 Stacked = dict[str, Float[Array, "G N _K"]]
 
@@ -70,10 +70,17 @@ class Evolution(eqx.Module):
     def __check_init__(self) -> None:
         check_whole(self, size=2, elites=1, tournament=1)
         check_numbers(
-            self, mutation=SHARE, crossover=SHARE, share=PART, strength=AMOUNT,
-            super_strength=AMOUNT, super_rate=SHARE, reset_rate=SHARE, reset_spread=AMOUNT,
-            weight_limit=POSITIVE,
-        )  # fmt: skip
+            self,
+            mutation="0 to 1",
+            crossover="0 to 1",
+            share="above 0, 1 at most",
+            strength="0 or more",
+            super_strength="0 or more",
+            super_rate="0 to 1",
+            reset_rate="0 to 1",
+            reset_spread="0 or more",
+            weight_limit="above 0",
+        )
 
     def evolve(
         self,

@@ -26,15 +26,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from egx.errors import SearchError
 from egx.policies.base import AbstractPolicy
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import (
-    AMOUNT,
-    AbstractSearch,
-    Metrics,
-    Scalar,
-    check_numbers,
-    check_whole,
-    scalar,
-)
+from egx.search.base import AbstractSearch, Metrics, Scalar, check_numbers, check_whole, scalar
 from egx.search.brkga_strategy import brkga_strategy
 
 FULL_MATRIX = ("CMA_ES", "MA_ES", "SV_CMA_ES", "iAMaLGaM_Full", "xNES")
@@ -129,7 +121,7 @@ class EvosaxSearch(AbstractSearch):
 
     def __check_init__(self) -> None:
         check_whole(self, population=1)
-        check_numbers(self, spread=AMOUNT)
+        check_numbers(self, spread="0 or more")
 
     @property
     def batch_size(self) -> int:

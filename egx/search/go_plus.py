@@ -27,15 +27,7 @@ from egx.policies.distributions import Levels, Logits, greedy, sample, to_decisi
 from egx.policies.go_inputs import GoContext
 from egx.policies.go_net import GoPolicy
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import (
-    POSITIVE,
-    AbstractSearch,
-    Metrics,
-    Scalar,
-    check_numbers,
-    check_whole,
-    scalar,
-)
+from egx.search.base import AbstractSearch, Metrics, Scalar, check_numbers, check_whole, scalar
 from egx.search.egrl import EGRL, EGRLState
 from egx.search.egrl_plus import EGRLPlus, Islands
 from egx.search.genome import decode, encode
@@ -88,7 +80,7 @@ class GoPlus(AbstractSearch):
 
     def __check_init__(self) -> None:
         check_whole(self, guided=0, evolved=0)
-        check_numbers(self, budget=POSITIVE)
+        check_numbers(self, budget="above 0")
         if self.evolved == 1:
             raise SearchError("evolved must be 0, or 2 or more networks that compete, got 1")
         networks = self.networks

@@ -17,15 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import (
-    POSITIVE,
-    AbstractSearch,
-    Metrics,
-    Scalar,
-    check_numbers,
-    check_whole,
-    scalar,
-)
+from egx.search.base import AbstractSearch, Metrics, Scalar, check_numbers, check_whole, scalar
 from egx.search.lagrangian import Descent, Relaxation, rounded
 
 
@@ -55,7 +47,7 @@ class GradientSearch(AbstractSearch):
 
     def __check_init__(self) -> None:
         check_whole(self, batch=1)
-        check_numbers(self, budget=POSITIVE, penalty_spread=POSITIVE)
+        check_numbers(self, budget="above 0", penalty_spread="above 0")
 
     @property
     def batch_size(self) -> int:

@@ -35,18 +35,7 @@ from egx.policies.hdp_net import (
 )
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
 from egx.search.adam import descend, no_moments
-from egx.search.base import (
-    AMOUNT,
-    ANY,
-    POSITIVE,
-    SHARE,
-    AbstractSearch,
-    Metrics,
-    Scalar,
-    check_numbers,
-    check_whole,
-    scalar,
-)
+from egx.search.base import AbstractSearch, Metrics, Scalar, check_numbers, check_whole, scalar
 
 Names = tuple[str, ...]
 
@@ -100,9 +89,14 @@ class HDP(AbstractSearch):
     def __check_init__(self) -> None:
         check_whole(self, groups=1, width=1, groupings=1, placements=1, levels=2)
         check_numbers(
-            self, learning_rate=AMOUNT, clip=POSITIVE, decay=SHARE, limit=POSITIVE,
-            temperature=POSITIVE, penalty=ANY,
-        )  # fmt: skip
+            self,
+            learning_rate="0 or more",
+            clip="above 0",
+            decay="0 to 1",
+            limit="above 0",
+            temperature="above 0",
+            penalty="finite",
+        )
 
     @property
     def batch_size(self) -> int:

@@ -15,15 +15,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
-from egx.search.base import (
-    AT_LEAST_ONE,
-    POSITIVE,
-    AbstractSearch,
-    Metrics,
-    Scalar,
-    check_numbers,
-    scalar,
-)
+from egx.search.base import AbstractSearch, Metrics, Scalar, check_numbers, scalar
 from egx.search.betas import FRACTIONS, MEANS, bin_knots
 from egx.search.brkga import BRKGA, Population
 from egx.search.keys import width
@@ -54,7 +46,7 @@ class IDRS(AbstractSearch):
     rounds: Scalar = eqx.field(converter=scalar, default=5.0)
 
     def __check_init__(self) -> None:
-        check_numbers(self, budget=POSITIVE, rounds=AT_LEAST_ONE)
+        check_numbers(self, budget="above 0", rounds="1 or more")
 
     @property
     def batch_size(self) -> int:

@@ -15,7 +15,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from egx.problems.base import AbstractProblem, Decisions
-from egx.search.base import AMOUNT, POSITIVE, Scalar, check_numbers, scalar
+from egx.search.base import Scalar, check_numbers, scalar
 
 Logits = dict[str, Float[Array, "N M"]]
 
@@ -42,9 +42,12 @@ class Descent(eqx.Module):
 
     def __check_init__(self) -> None:
         check_numbers(
-            self, learning_rate=AMOUNT, penalty=POSITIVE, first_temperature=POSITIVE,
-            last_temperature=POSITIVE,
-        )  # fmt: skip
+            self,
+            learning_rate="0 or more",
+            penalty="above 0",
+            first_temperature="above 0",
+            last_temperature="above 0",
+        )
 
     def start(self, problem: AbstractProblem, *, key: PRNGKeyArray) -> Relaxation:
         """Nearly uniform probabilities, and no multiplier."""

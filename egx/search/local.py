@@ -16,8 +16,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
 from egx.search.base import (
-    AMOUNT,
-    SHARE,
     AbstractSearch,
     Metrics,
     Scalar,
@@ -92,7 +90,9 @@ class Local(AbstractSearch):
 
     def __check_init__(self) -> None:
         check_whole(self, batch=1)
-        check_numbers(self, kick_rate=SHARE, pairs=AMOUNT, rooms=SHARE, leaving=AMOUNT)
+        check_numbers(
+            self, kick_rate="0 to 1", pairs="0 or more", rooms="0 to 1", leaving="0 or more"
+        )
 
     @property
     def batch_size(self) -> int:

@@ -25,17 +25,7 @@ from egx.policies.distributions import entropy, log_probabilities
 from egx.policies.go_inputs import GoContext
 from egx.policies.go_net import GoPolicy
 from egx.search.adam import descend, no_moments
-from egx.search.base import (
-    AMOUNT,
-    ANY,
-    POSITIVE,
-    SHARE,
-    Metrics,
-    Scalar,
-    check_numbers,
-    check_whole,
-    scalar,
-)
+from egx.search.base import Metrics, Scalar, check_numbers, check_whole, scalar
 from egx.search.brkga import rank
 
 ADVANTAGES = ("running", "rank")
@@ -70,9 +60,14 @@ class PPO(eqx.Module):
     def __check_init__(self) -> None:
         check_whole(self, epochs=1)
         check_numbers(
-            self, learning_rate=AMOUNT, clip=POSITIVE, entropy_bonus=AMOUNT, invalid=ANY,
-            baseline_rate=SHARE, gradient_clip=POSITIVE,
-        )  # fmt: skip
+            self,
+            learning_rate="0 or more",
+            clip="above 0",
+            entropy_bonus="0 or more",
+            invalid="finite",
+            baseline_rate="0 to 1",
+            gradient_clip="above 0",
+        )
         if self.advantage not in ADVANTAGES:
             raise SearchError(
                 f"advantage must be {' or '.join(ADVANTAGES)}, got {self.advantage!r}"

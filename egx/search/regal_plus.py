@@ -38,16 +38,7 @@ from egx.policies.move_net import (
 )
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
 from egx.problems.execution import Execution, ExecutionOutcome
-from egx.search.base import (
-    AMOUNT,
-    SHARE,
-    AbstractSearch,
-    Metrics,
-    Scalar,
-    check_numbers,
-    check_whole,
-    scalar,
-)
+from egx.search.base import AbstractSearch, Metrics, Scalar, check_numbers, check_whole, scalar
 from egx.search.brkga import BRKGA, EVERY, Population, seed_count
 from egx.search.changes import Change, Moves, Neighbours, applied, first_change, next_change
 from egx.search.genome import Genes, Genome, decode, encode
@@ -128,9 +119,17 @@ class RegalPlus(AbstractSearch):
     def __check_init__(self) -> None:
         check_whole(self, kept=1, changed=1, tried=1, steps=1)
         check_numbers(
-            self, trust=AMOUNT, near=SHARE, far=SHARE, shift=AMOUNT, walk=SHARE, couple=SHARE,
-            more=SHARE, pressure=AMOUNT, lean=AMOUNT,
-        )  # fmt: skip
+            self,
+            trust="0 or more",
+            near="0 to 1",
+            far="0 to 1",
+            shift="0 or more",
+            walk="0 to 1",
+            couple="0 to 1",
+            more="0 to 1",
+            pressure="0 or more",
+            lean="0 or more",
+        )
         if self.policy is not None and not isinstance(self.policy, MovePolicy):
             raise SearchError(f"regal_plus takes a MovePolicy, got a {type(self.policy).__name__}")
 

@@ -23,7 +23,7 @@ from egx.policies.context import GraphContext
 from egx.policies.distributions import Logits, entropy, probabilities
 from egx.policies.graph_unet import GraphUNetCritic, GraphUNetPolicy
 from egx.search.adam import descend, no_moments
-from egx.search.base import AMOUNT, ANY, POSITIVE, SHARE, check_numbers, check_whole
+from egx.search.base import check_numbers, check_whole
 from egx.search.replay import Replay, draw
 
 Metrics = dict[str, Float[Array, ""]]
@@ -74,9 +74,16 @@ class SAC(eqx.Module):
     def __check_init__(self) -> None:
         check_whole(self, batch=1)
         check_numbers(
-            self, learning_rate=AMOUNT, alpha=AMOUNT, gamma=SHARE, tau=SHARE, noise=AMOUNT,
-            clip=POSITIVE, reward_shift=ANY, reward_scale=ANY,
-        )  # fmt: skip
+            self,
+            learning_rate="0 or more",
+            alpha="0 or more",
+            gamma="0 to 1",
+            tau="0 to 1",
+            noise="0 or more",
+            clip="above 0",
+            reward_shift="finite",
+            reward_scale="finite",
+        )
 
     def start(self, actor: GraphUNetPolicy, critic: GraphUNetCritic) -> SACState:
         """The state before the first step."""

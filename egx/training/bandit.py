@@ -32,7 +32,7 @@ from egx.policies.proposal import (
     sample_bins,
 )
 from egx.problems.base import AbstractProblem
-from egx.search.base import AMOUNT, POSITIVE, SHARE, Scalar, check_numbers, check_whole, scalar
+from egx.search.base import Scalar, check_numbers, check_whole, scalar
 from egx.search.betas import bin_knots, draw
 from egx.search.brkga import BRKGA, evolve, rank
 from egx.search.keys import decode_flat, gene_shapes, uniform_keys
@@ -84,9 +84,13 @@ class Bandit(eqx.Module):
     def __check_init__(self) -> None:
         check_whole(self, budget=1, problems=1, actions=1, seeds=1, warm_steps=0, warm_actions=1)
         check_numbers(
-            self, learning_rate=AMOUNT, value_weight=AMOUNT, entropy_bonus=AMOUNT,
-            worst_ratio=POSITIVE, warm_share=SHARE,
-        )  # fmt: skip
+            self,
+            learning_rate="0 or more",
+            value_weight="0 or more",
+            entropy_bonus="0 or more",
+            worst_ratio="above 0",
+            warm_share="0 to 1",
+        )
         if self.baseline not in BASELINES:
             raise SearchError(f"baseline must be {' or '.join(BASELINES)}, got {self.baseline!r}")
         if self.baseline == "others" and self.actions < 2:

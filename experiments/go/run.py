@@ -122,10 +122,17 @@ class Compared:
             self.save("bound", {"cost": self.made().lower_bound(), "feasible": True})
 
     def search(self, method: str, seed: int) -> None:
-        if self.path(method, seed).exists():
+        """A run that is missing, or was made with other options than those of now."""
+        path = self.path(method, seed)
+        settings = {
+            "budget": self.config["budget"],
+            "options": self.config.get("options", {}).get(method, {}),
+            "policies": self.config.get("policies", {}).get(method, {}),
+        }
+        if path.exists() and json.loads(path.read_text()).get("settings") == settings:
             return
         row = self.found(self.made(), method, seed, self.config["budget"])
-        self.save(method, row, seed)
+        self.save(method, {"settings": settings, **row}, seed)
 
     def alone(self, method: str, seed: int) -> None:
         """Each decision by itself, the others as TensorFlow's default has them."""

@@ -131,6 +131,8 @@ def test_numbers_out_of_range_are_named(name, option, value, message):
 def test_values_of_a_sweep_are_looked_at_where_they_are_known():
     stacked = jnp.array([0.1, 0.3])
     assert make_search("hdp", {"learning_rate": stacked}).learning_rate.shape == (2,)
+    with pytest.raises(SearchError, match="learning_rate must be 0 or more"):
+        make_search("hdp", {"learning_rate": -stacked})
     # Of what is traced only the shape is known.
     jax.eval_shape(lambda x: HDP(learning_rate=x).learning_rate, jnp.float32(-1))
 
