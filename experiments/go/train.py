@@ -2,7 +2,7 @@
 
     python experiments/go/train.py                     # train.toml: the policy that comes with egx
     python experiments/go/train.py --config my.toml --out runs/mine
-    python experiments/go/train.py --config train_regal_2.toml    # REGAL's, for two devices
+    python experiments/go/train.py --config experiments/go/train_regal_2.toml   # REGAL's
 
 Goes on from its checkpoint when it is called again. Writes after each validation: `policy.npz`,
 the best policy so far, and `history.json`, a row a step. At the end it prints what the policy
@@ -50,13 +50,12 @@ def problems(config: dict[str, Any], part: str) -> dict[str, egx.Execution]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", default="train.toml", help="a file here, or a path")
+    parser.add_argument("--config", type=Path, default=HERE / "train.toml")
     parser.add_argument("--out", type=Path, help="a folder (default: runs/CONFIG)")
     args = parser.parse_args()
-    path = HERE / args.config
-    config = read_config(path)
+    config = read_config(args.config)
     algorithm = config.get("algorithm", "go")
-    out = args.out or HERE / "runs" / path.stem
+    out = args.out or HERE / "runs" / args.config.stem
     train, validation = problems(config, "train"), problems(config, "validation")
     print(f"{len(train)} graphs to train on, {len(validation)} held out", flush=True)
     steps, every = config["steps"], config["options"]["validation.every"]
