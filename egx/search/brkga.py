@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
-from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
+from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions, check_decisions
 from egx.search.base import AbstractSearch, Incumbent, Metrics, State, check_numbers, scalar
 from egx.search.betas import Betas, draw, quantile_knots
 from egx.search.keys import decode_flat, encode, flatten, gene_shapes, uniform_keys
@@ -273,16 +273,12 @@ def seed_plans(problem: AbstractProblem, seeds: Seeds) -> list[Decisions]:
     """The plans that `seeds` name or are.
 
     Raises:
-        SearchError: for a name that is no heuristic of the problem, or missing decisions.
+        SearchError: for a name that is no heuristic of the problem.
+        DecisionError: for a plan that is none of this problem.
     """
     named = _named_seeds(problem, seeds)
     known = problem.heuristics() if named else {}
-    return [
-        known[seed]
-        if isinstance(seed, str)
-        else {name: jnp.asarray(value) for name, value in seed.items()}
-        for seed in named
-    ]
+    return [known[seed] if isinstance(seed, str) else seed for seed in named]
 
 
 def seed_count(problem: AbstractProblem, seeds: Seeds) -> int:
@@ -301,12 +297,8 @@ def _named_seeds(problem: AbstractProblem, seeds: Seeds) -> list[Any]:
             if seed != EVERY and seed not in known:
                 raise SearchError(f"seeds must be among {', '.join((*known, EVERY))}, got {seed!r}")
             named += known if seed == EVERY else (seed,)
-        elif set(seed) != set(problem.heads):
-            raise SearchError(
-                f"a seed decides {sorted(seed)}, but this problem decides {sorted(problem.heads)}"
-            )
         else:
-            named.append(seed)
+            named.append(check_decisions(problem, seed))
     return named
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from egx.errors import SearchError
-from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
+from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions, check_decisions
 from egx.search.base import AbstractSearch, Metrics, Scalar, check_numbers, check_whole, scalar
 from egx.search.genome import (
     Genes,
@@ -106,6 +106,17 @@ class EGRLPlus(AbstractSearch):
     @property
     def batch_size(self) -> int:
         return self.batch
+
+    def check(self, problem: AbstractProblem) -> None:
+        if self.plans is None:
+            return
+        counts = {name: len(value) if np.ndim(value) else 0 for name, value in self.plans.items()}
+        if not counts or len(set(counts.values())) != 1 or 0 in counts.values():
+            raise SearchError(
+                f"plans must hold as many plans of each decision, 1 or more, got {counts}"
+            )
+        for k in range(next(iter(counts.values()))):
+            check_decisions(problem, {name: value[k] for name, value in self.plans.items()})
 
     def initial(self, problem: AbstractProblem, *, key: PRNGKeyArray) -> Islands:
         genome = Genome(problem)

@@ -60,7 +60,8 @@ class GoPlus(AbstractSearch):
     """Islands of plans, and a network that learns what the best have in common.
 
     Args:
-        search: the islands; their budget and plans are given by this searcher.
+        search: the islands; their budget is given by this searcher. Their `plans` are plans to
+            start from besides the problem's own, such as a partitioner's or those of another run.
         go: the network, and how fast it learns (`go.ppo`'s learning rate and largest gradient).
         budget: evaluations that the run will spend; sets the halving times of the islands.
         policy: a trained policy to start from.
@@ -93,8 +94,14 @@ class GoPlus(AbstractSearch):
 
     def _engine(self, problem: AbstractProblem) -> EGRLPlus:
         """The islands, each with room for all known plans."""
-        elites = max(self.search.elites, len(problem.heuristics()) + 1)
+        elites = max(self.search.elites, self._known(problem))
         return dataclasses.replace(self.search, budget=self.budget, elites=elites)
+
+    def _known(self, problem: AbstractProblem) -> int:
+        """Plans to start from: the problem's, those given and the policy's."""
+        plans = self.search.plans
+        given = 0 if plans is None else next(iter(plans.values())).shape[0]
+        return len(problem.heuristics()) + given + 1
 
     @property
     def _go(self) -> Go:
@@ -113,14 +120,14 @@ class GoPlus(AbstractSearch):
                 f"go_plus: guided and evolved must be at most {self.batch_size} (search.batch) "
                 f"together, got {self.guided} and {self.evolved}"
             )
-        if self.search.plans is not None or not self.search.heuristic_seeds:
-            raise SearchError("go_plus starts from the problem's plans; leave search's alone")
-        plans = len(problem.heuristics()) + 1
+        if not self.search.heuristic_seeds:
+            raise SearchError("go_plus starts from the problem's plans: heuristic_seeds must be on")
+        self._engine(problem).check(problem)
+        plans = self._known(problem)
         if plans > self.batch_size:
             raise SearchError(
                 f"go_plus: {plans} plans to start from, but search.batch is {self.batch_size}"
             )
-        self._engine(problem).check(problem)
         self._go.check(problem)
         if self.evolved:
             self._evolver.check(problem)
@@ -131,9 +138,10 @@ class GoPlus(AbstractSearch):
         context = policy.context(problem)
         logits = policy.logits(context)
         likeliest = _decisions(problem, logits, greedy(logits))
-        engine = dataclasses.replace(
-            self._engine(problem), plans=jax.tree.map(lambda x: x[None], likeliest)
-        )
+        plans = jax.tree.map(lambda x: x[None], likeliest)
+        if self.search.plans is not None:
+            plans = jax.tree.map(lambda *x: jnp.concatenate(x), dict(self.search.plans), plans)
+        engine = dataclasses.replace(self._engine(problem), plans=plans)
         islands = engine.initial(problem, key=islands_key)
         evolved = self._evolver.initial(problem, key=network_key) if self.evolved else None
         nothing = jnp.asarray(jnp.inf, jnp.float32)
@@ -147,7 +155,7 @@ class GoPlus(AbstractSearch):
         first, evolves = islands.told == 0, self._evolves(inner)
         island = islands.child_island
         # All known plans as they are; the rest of the first batch is what the islands make of it.
-        known = len(problem.heuristics()) + 1
+        known = self._known(problem)
         slot = jnp.arange(self.batch_size)
         starts = islands.elites.genes[HOME, jnp.minimum(slot, known - 1)]
         start = jax.vmap(lambda genes: decode(problem, genes))(starts)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from egx.errors import SearchError
+from egx.errors import DecisionError, SearchError
 from egx.policies.distributions import greedy
 from egx.search.egrl import EGRL
 from egx.search.egrl_plus import EGRLPlus
@@ -55,6 +55,18 @@ def test_all_known_plans_are_evaluated_and_then_imitated():
     policy = state.inner.learner.policy
     likeliest = greedy(eqx.filter_jit(policy)(problem))
     assert (likeliest["activations"] == 3).mean() > 0.8
+
+
+def test_plans_that_the_user_has_are_evaluated_too():
+    problem = Toy(chain(), 1000)
+    mine = Known(chain(), 1000).heuristics()["optimum"]
+    worse = problem.reference
+    plans = {name: jnp.stack([worse[name], mine[name]]) for name in mine}
+    islands = EGRLPlus(batch=BATCH, elites=2, repair=False, plans=plans)
+    result, _ = run_one(search(search=islands), problem, budget=BATCH * 2)
+    assert result.cost == 8.0
+    # After the problem's only plan and the first of these two.
+    assert result.found_at == 3
 
 
 def test_networks_evolve_once_the_known_plans_were_told():
@@ -112,6 +124,15 @@ def test_impossible_settings_are_named():
         search(evolved=1)
     with pytest.raises(SearchError, match="networks must be an EGRL without policy_gradient"):
         search(networks=EGRL())
+    plans = {name: value[None] for name, value in problem.reference.items()}
+    with pytest.raises(SearchError, match=r"8 plans to start from, but search\.batch is 7"):
+        search(search=EGRLPlus(batch=7, plans=plans)).check(problem)
+    short = {**plans, "weights": plans["weights"][:, :1]}
+    with pytest.raises(DecisionError, match="'weights' must have shape"):
+        search(search=EGRLPlus(batch=BATCH, plans=short)).check(problem)
+    uneven = {**plans, "weights": plans["weights"][:0]}
+    with pytest.raises(SearchError, match="plans must hold as many plans of each decision"):
+        search(search=EGRLPlus(batch=BATCH, plans=uneven)).check(problem)
 
 
 @pytest.mark.usefixtures("unchecked")
