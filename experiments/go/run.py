@@ -7,6 +7,8 @@
     python experiments/go/run.py --config experiments/go/full.toml # a GPU's configuration
     python experiments/go/run.py --tables                          # only what runs/ holds
 
+"go_plus+metis" among the methods is `go_plus` that begins with METIS's plans beside those it knows.
+
 A run is one JSON file under `runs/CONFIG/WORKLOAD/TASK/`; what is there is not run again, so that
 the whole can be killed at any time. Delete a file to have it made anew. Each plan is valued again
 by the finer cost model, under every setting of `[fine]`. Tables go to `results/CONFIG` after each
@@ -63,6 +65,17 @@ FUSED: dict[str, _Plan] = {
     "heft_fused": heft_fused,
     "metis_fused": lambda problem: partition(problem, order="first_come", fused=True),
 }
+
+
+def further_plans(problem: egx.Execution, algorithm: str, name: str) -> dict[str, Any]:
+    """The options of a searcher that begins with these plans too, fused ones where it fuses."""
+    known = {**PLANS, **(FUSED if "fusion" in problem.decide else {})}
+    made = [make(problem) for key, make in known.items() if key in (name, f"{name}_fused")]
+    if not made:
+        raise SystemExit(f"no plan {name!r}; known are {', '.join(known)}")
+    if algorithm == "brkga_seeded":
+        return {"seeds": ("all", *made)}
+    return {"search.plans": jax.tree.map(lambda *x: np.stack(x), *made)}
 
 
 class Compared:
@@ -123,11 +136,11 @@ class Compared:
 
     def search(self, method: str, seed: int) -> None:
         """A run that is missing, or was made with other options than those of now."""
-        path = self.path(method, seed)
+        path, algorithm = self.path(method, seed), method.split("+")[0]
         settings = {
             "budget": self.config["budget"],
-            "options": self.config.get("options", {}).get(method, {}),
-            "policies": self.config.get("policies", {}).get(method, {}),
+            "options": self.config.get("options", {}).get(algorithm, {}),
+            "policies": self.config.get("policies", {}).get(algorithm, {}),
         }
         if path.exists() and json.loads(path.read_text()).get("settings") == settings:
             return
@@ -171,14 +184,17 @@ class Compared:
         self, problem: AbstractProblem, method: str, seed: int, budget: int, *, keep: bool = False
     ) -> Row:
         """What a searcher found; where it cannot run, why. Of a `Rest`, its start counts too."""
-        options = self.config.get("options", {}).get(method)
+        algorithm, *further = method.split("+")
+        options = dict(self.config.get("options", {}).get(algorithm, {}))
+        for name in further:
+            options |= further_plans(self.made(), algorithm, name)
         devices = str(self.made().hardware.num_devices)
-        policy = self.config.get("policies", {}).get(method, {}).get(devices)
+        policy = self.config.get("policies", {}).get(algorithm, {}).get(devices)
         known = int(isinstance(problem, Rest))
         try:
             result = egx.optimize(
                 problem,
-                method,
+                algorithm,
                 budget=budget - known,
                 seed=seed,
                 options=options,
@@ -259,10 +275,11 @@ def main() -> None:
     unknown = [name for name in args.workloads or () if name not in known]
     if unknown:
         raise SystemExit(f"no workload {unknown[0]!r}; known are {', '.join(known)}")
-    missing = [m for m in args.methods or config["methods"] if m not in searches()]
+    wanted = args.methods or config["methods"]
+    missing = [m for m in wanted if m.split("+")[0] not in searches()]
     if missing:
         print(f"left out, for egx has none of them: {', '.join(missing)}", flush=True)
-    methods = [m for m in args.methods or config["methods"] if m not in missing]
+    methods = [m for m in wanted if m not in missing]
     chosen = [known[name] for name in args.workloads or known]
     runs, results = args.runs / args.config.stem, args.results / args.config.stem
     order = [workload.title for workload in known.values()]
