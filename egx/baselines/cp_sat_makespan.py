@@ -14,8 +14,8 @@ import numpy as np
 from egx.baselines.cp_sat import cp_model
 from egx.baselines.cp_sat_programs import CpProgram, Placement, check_size, is_symmetric
 from egx.problems.execution_plans.blocks import depths
-from egx.problems.execution_plans.plan import Plan, finish_times, ways_of
-from egx.simulate.execution_table import Transfers
+from egx.problems.execution_plans.plan import Plan, finish_times
+from egx.simulate.execution_table import Transfers, ways_of
 from egx.simulate.host_case import HostCase
 
 EXACT_TICKS = 2.0**42

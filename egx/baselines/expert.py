@@ -50,7 +50,9 @@ def human_blocks(problem: AbstractProblem) -> Decisions:
     if device is None:
         return human(checked)
     runtime = checked.order == "runtime"
-    order = first_come_order(case, device) if runtime else np.arange(case.num_ops)
+    order = np.arange(case.num_ops)
+    if runtime:
+        order = first_come_order(case, device, checked.transfers)
     return to_decisions(checked, case, Plan(device, order))
 
 

@@ -21,6 +21,7 @@ from egx.problems.execution_plans.orders import (
     memory_order,
 )
 from egx.problems.execution_plans.plan import Plan
+from egx.simulate.execution_table import Transfers
 from egx.simulate.host_case import HostCase
 
 # METIS takes 32-bit weights and adds them up.
@@ -71,15 +72,15 @@ def partition(
 
     def make(cut: HostCase) -> Plan:
         device = metis_parts(cut, by_bytes=by_bytes, seed=seed)
-        return Plan(device, ORDERS[order](cut, device))
+        return Plan(device, ORDERS[order](cut, device, checked.transfers))
 
     plan = with_all_fused(case, checked.fusion_levels, make) if fused else make(case)
     return to_decisions(checked, case, plan)
 
 
-ORDERS: dict[str, Callable[[HostCase, np.ndarray], np.ndarray]] = {
-    "depth_first": lambda case, device: depth_first_order(case),
-    "memory": lambda case, device: memory_order(case),
+ORDERS: dict[str, Callable[[HostCase, np.ndarray, Transfers], np.ndarray]] = {
+    "depth_first": lambda case, device, transfers: depth_first_order(case),
+    "memory": lambda case, device, transfers: memory_order(case),
     "first_come": first_come_order,
 }
 

@@ -271,18 +271,6 @@ class GoPolicy(AbstractPolicy):
         second = jax.tree.map(lambda *parts: jnp.stack(parts), *pasts) if pasts else kept[1]
         return (first, second), (everything, logits)
 
-    def only(self, tasks: Sequence[str]) -> GoPolicy:
-        """The same network without the heads of all other tasks: those that it was not trained on
-        decide nothing worth having."""
-        config = {**self.config(), "tasks": list(tasks)}
-        heads = {name: self.heads[name] for name in tasks}
-        return eqx.tree_at(
-            lambda p: (p.encoder, p.sage, p.trunk, p.shared, p.heads),
-            GoPolicy.from_config(config, jax.random.key(0)),
-            (self.encoder, self.sage, self.trunk, self.shared, heads),
-            is_leaf=lambda x: x is None,
-        )
-
     def config(self) -> dict[str, Any]:
         return {
             "tasks": list(self.tasks),

@@ -22,6 +22,12 @@ Transfers = Literal["async", "ports", "blocking"]
 way in; or both devices."""
 
 
+def ways_of(transfers: Transfers, source: int, target: int) -> tuple[tuple[int, int], ...]:
+    """What a transfer waits for, on the host: its link, or a way out (device, -1) and a way in
+    (-1, device)."""
+    return ((source, -1), (-1, target)) if transfers == "ports" else ((source, target),)
+
+
 class Rows(eqx.Module):
     """What each step is about. `consumer` has two flags in its lowest bits: the first row of its
     tensor, the last row of its op. `sent` is where the transfers of its tensor are kept."""

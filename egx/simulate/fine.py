@@ -4,7 +4,8 @@ An event simulation in plain Python and double precision that shares no code wit
 the search but fusion's clusters. Finer are:
 
 - links: transfers on one link share its bandwidth instead of waiting for each other, and all links
-  may share a device's port and a bridge (the PCIe root of a host);
+  may share a device's port and a bridge (the PCIe root of a host); where transfers hold ports, all
+  links of a device share one in each direction that is as fast as the fastest of them;
 - launches: a host issues kernels one by one and each device's queue of issued kernels is bounded,
   so that many tiny ops are bound by the host;
 - memory along time: an op's outputs exist from its start, a copy from the start of its transfer,
@@ -37,7 +38,7 @@ import numpy as np
 from egx.errors import DecisionError, ProblemError
 from egx.graph.graph import Graph
 from egx.hardware.spec import Hardware
-from egx.simulate.execution_table import Transfers
+from egx.simulate.execution_table import Transfers, ways_of
 from egx.simulate.fine_case import FineCase, fine_case
 from egx.simulate.fine_network import Link, Network
 from egx.simulate.fusion import clusters
@@ -139,7 +140,7 @@ def check_plan(
         priority=given.get("priority"),
         transfer_priority=given.get("transfer_priority"),
         runtime=problem.order == "runtime",
-        blocking=problem.transfers == "blocking",
+        transfers=problem.transfers,
         options=options or FineOptions(),
     )
 
@@ -171,14 +172,24 @@ def run_case(
     priority: np.ndarray | None = None,
     transfer_priority: np.ndarray | None = None,
     runtime: bool = False,
-    blocking: bool = False,
+    transfers: Transfers = "async",
     options: FineOptions,
 ) -> FineOutcome:
     """Runs one plan; `priority` [N] and `transfer_priority` [U] may be longer."""
-    run = _Run(case, priority, runtime=runtime, blocking=blocking, options=options)
+    run = _Run(case, priority, runtime=runtime, transfers=transfers, options=options)
     if not runtime:
         run.take_in_order(_static_order(case, priority, transfer_priority))
     return run.outcome()
+
+
+def _ports(case: FineCase, options: FineOptions, *, as_links: bool) -> np.ndarray:
+    """Bytes per second [2, D] out of each device and into it; `as_links`: of its fastest link."""
+    limit = np.full((2, case.num_devices), options.port_bytes_per_s)
+    if not as_links or case.num_devices == 1:
+        return limit
+    rate = case.link_bytes_per_s.copy()
+    np.fill_diagonal(rate, 0.0)
+    return np.minimum(limit, [rate.max(1), rate.max(0)])
 
 
 def _static_order(
@@ -227,16 +238,21 @@ class _Run:
     """The state of a run, moved on by events."""
 
     def __init__(
-        self, case: FineCase, priority: np.ndarray | None, *, runtime: bool, blocking: bool,
+        self, case: FineCase, priority: np.ndarray | None, *, runtime: bool, transfers: Transfers,
         options: FineOptions,
     ):  # fmt: skip
-        self.case, self.options, self.runtime, self.blocking = case, options, runtime, blocking
+        self.case, self.options, self.runtime = case, options, runtime
+        self.blocking = transfers == "blocking"
+        # Shared ports are a limit of the network; where turns are taken they are waited for.
+        takes_turns = not options.share_links
+        self.waits_for: Transfers = transfers if takes_turns else "async"
+        shares_ports = transfers == "ports" and options.share_links
         devices = case.num_devices
         self.now, self.made = 0.0, 0
         self.events: list[tuple[float, int, Any, tuple[Any, ...]]] = []
         self.network = Network(
             case.link_bytes_per_s, case.link_latency_s,
-            port_bytes_per_s=options.port_bytes_per_s,
+            port_bytes_per_s=_ports(case, options, as_links=shares_ports),
             bridge_bytes_per_s=options.bridge_bytes_per_s,
             at=self.at, arrived=self.arrived,
         )  # fmt: skip
@@ -248,10 +264,10 @@ class _Run:
         self.missing = [len(tensors) for tensors in case.inputs]
         self.device_busy = [0.0] * devices
         self.start, self.finish = [math.nan] * case.num_ops, [math.nan] * case.num_ops
-        # Links: what goes next, what may go, whether something is under way (taking turns).
+        # Links or ports: what goes next, what may go, what is taken (where turns are taken).
         self.waiting: dict[Link, deque[Transfer]] = {}
         self.requested: set[Transfer] = set()
-        self.link_taken: set[Link] = set()
+        self.taken: set[Link] = set()
         # Hosts, and what they may issue: (place in the order, op), or by priority.
         self.hosts = [range(devices)] if options.hosts == "one" else [[d] for d in range(devices)]
         self.host_busy = [False] * len(self.hosts)
@@ -282,12 +298,11 @@ class _Run:
                 # A sorted list is a heap.
                 self.to_issue[on].append((place, what))
             else:
-                link = self.case.link_of(what)
                 if self.blocking:
-                    for device in link:
+                    for device in self.case.link_of(what):
                         self.stream[device].append((kind, what))
                 else:
-                    self.waiting.setdefault(link, deque()).append(what)
+                    self.queue(what)
 
     def outcome(self) -> FineOutcome:
         while True:
@@ -414,20 +429,37 @@ class _Run:
     def request(self, transfer: Transfer) -> None:
         if self.blocking:
             return
-        link = self.case.link_of(transfer)
         self.requested.add(transfer)
         if self.runtime:
-            self.waiting.setdefault(link, deque()).append(transfer)
-        self.send_next(link)
+            self.queue(transfer)
+        self.send_next(self.case.link_of(transfer))
+
+    def ways(self, link: Link) -> tuple[Link, ...]:
+        return ways_of(self.waits_for, *link)
+
+    def queue(self, transfer: Transfer) -> None:
+        for way in self.ways(self.case.link_of(transfer)):
+            self.waiting.setdefault(way, deque()).append(transfer)
 
     def send_next(self, link: Link) -> None:
-        waiting = self.waiting[link]
-        while waiting and waiting[0] in self.requested:
-            if not self.options.share_links:
-                if link in self.link_taken:
-                    return
-                self.link_taken.add(link)
-            self.send(link, waiting.popleft())
+        """What is first in all its queues, of those in which a transfer of `link` stood."""
+        for way in self.ways(link):
+            while (first := self.first(way)) is not None:
+                one = self.case.link_of(first)
+                for mine in self.ways(one):
+                    self.waiting[mine].popleft()
+                    if not self.options.share_links:
+                        self.taken.add(mine)
+                self.send(one, first)
+
+    def first(self, way: Link) -> Transfer | None:
+        """The transfer that stands first there, if it may go."""
+        transfer = self.waiting[way][0] if self.waiting[way] else None
+        if transfer is None or transfer not in self.requested:
+            return None
+        ways = self.ways(self.case.link_of(transfer))
+        goes = all(w not in self.taken and self.waiting[w][0] == transfer for w in ways)
+        return transfer if goes else None
 
     def start_blocking(self, transfer: Transfer) -> bool:
         link = self.case.link_of(transfer)
@@ -453,7 +485,7 @@ class _Run:
         self.there(tensor, target)
         self.release(tensor, link[0])
         if not self.blocking:
-            self.link_taken.discard(link)
+            self.taken.difference_update(self.ways(link))
             self.send_next(link)
         del now
 

@@ -72,7 +72,7 @@ class Network:
 
     Args:
         link_bytes_per_s, link_latency_s: [D, D].
-        port_bytes_per_s: of a device, in each direction, over all its links; inf for no limit.
+        port_bytes_per_s: [2, D] out of a device and into it, over all its links; inf for no limit.
         bridge_bytes_per_s: of all links together; inf for no limit.
         at: schedules a call.
         arrived: is called with each transfer that has ended.
@@ -83,14 +83,15 @@ class Network:
         link_bytes_per_s: np.ndarray,
         link_latency_s: np.ndarray,
         *,
-        port_bytes_per_s: float,
+        port_bytes_per_s: np.ndarray,
         bridge_bytes_per_s: float,
         at: At,
         arrived: Callable[[float, Link, Hashable], None],
     ):
         self.rate, self.latency = link_bytes_per_s.tolist(), link_latency_s.tolist()
-        self.port, self.bridge = port_bytes_per_s, bridge_bytes_per_s
-        self.coupled = math.isfinite(port_bytes_per_s) or math.isfinite(bridge_bytes_per_s)
+        self.ports, self.bridge = port_bytes_per_s.tolist(), bridge_bytes_per_s
+        ports_limit = bool(np.isfinite(port_bytes_per_s).any())
+        self.coupled = ports_limit or math.isfinite(bridge_bytes_per_s)
         self.at, self.arrived = at, arrived
         self.flows: dict[Link, _Flows] = {}
         self.count: dict[Link, int] = {}  # in flight, those that wait for their latency included
@@ -156,6 +157,7 @@ class Network:
         resources = [(self._own(link), [link]) for link in counts]
         for side in (0, 1):
             for device in {link[side] for link in counts}:
-                resources.append((self.port, [link for link in counts if link[side] == device]))
+                links = [link for link in counts if link[side] == device]
+                resources.append((self.ports[side][device], links))
         resources.append((self.bridge, list(counts)))
         return [entry for entry in resources if math.isfinite(entry[0])]

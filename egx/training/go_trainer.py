@@ -24,7 +24,7 @@ from egx.errors import ProblemError, SearchError
 from egx.policies.base import AbstractPolicy, head_choices
 from egx.policies.distributions import Levels, Logits, greedy, sample, to_decisions, to_levels
 from egx.policies.go_inputs import GoContext
-from egx.policies.go_net import TASKS, GoPolicy, tasks_of
+from egx.policies.go_net import GoPolicy, tasks_of
 from egx.problems.base import AbstractOutcome, AbstractProblem, Decisions
 from egx.problems.padded import pad_problem, stack_problems
 from egx.search.base import Metrics
@@ -193,11 +193,10 @@ def _start(
         return policy
     if policy is not None:
         raise SearchError(f"{KIND} cannot start from a {type(policy).__name__}")
-    names = tasks_of(problem)
-    # Of execution, all tasks: what was trained on some may go on with the others.
-    tasks = TASKS if set(names) <= set(TASKS) else names
     try:
-        return GoPolicy(**{"tasks": tasks, **network}, key=jax.random.fold_in(key, 0xBEE))
+        return GoPolicy(
+            **{"tasks": tasks_of(problem), **network}, key=jax.random.fold_in(key, 0xBEE)
+        )
     except TypeError as error:
         raise SearchError(f"the {KIND} network cannot be made with {network}: {error}") from error
 

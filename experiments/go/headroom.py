@@ -41,7 +41,7 @@ def with_free_links(machine: egx.Hardware) -> egx.Hardware:
 
 
 def measured(workload: Workload) -> dict[str, Any]:
-    problem = make_problem(workload, "joint")
+    problem = make_problem(workload, TASKS["joint"])
     free = egx.Execution(
         egx.load(workload.model, **workload.options),
         with_free_links(problem.hardware),

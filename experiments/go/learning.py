@@ -106,7 +106,7 @@ def _learn(what: Mapping[str, Any], config: Mapping[str, Any], out: Path) -> Non
     )
     if trained.interrupted:
         raise SystemExit("stopped; call again to go on")
-    trained.policy.only(TASKS[what["task"]]).save(out / "policy.npz")
+    trained.policy.save(out / "policy.npz")
     scores = [[row["step"], row["score"]] for row in trained.history if "score" in row]
     last = [row["best_over_reference"] for row in trained.history[-10:] if "clipped" in row]
     imitation = [row["imitation"] for row in trained.history if "imitation" in row][-10:]

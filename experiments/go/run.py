@@ -85,14 +85,16 @@ class Compared:
         self.workload, self.task, self.config = workload, task, config
         self.folder = runs / workload.name / task
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.problem: egx.Execution | None = None
+        self.problems: dict[tuple[str, ...], egx.Execution] = {}
 
-    def made(self) -> egx.Execution:
-        """The problem, which takes long to make: only where something is missing."""
-        if self.problem is None:
+    def made(self, decide: tuple[str, ...] | None = None) -> egx.Execution:
+        """The problem with these decisions, or the task's. It takes long to make: only where
+        something is missing."""
+        decide = TASKS[self.task] if decide is None else decide
+        if decide not in self.problems:
             transfers = self.config.get("transfers", "async")
-            self.problem = make_problem(self.workload, self.task, transfers)
-        return self.problem
+            self.problems[decide] = make_problem(self.workload, decide, transfers)
+        return self.problems[decide]
 
     def path(self, method: str, seed: int | None = None) -> Path:
         return self.folder / f"{method}{'' if seed is None else f'_{seed}'}.json"
@@ -136,49 +138,66 @@ class Compared:
 
     def search(self, method: str, seed: int) -> None:
         """A run that is missing, or was made with other options than those of now."""
-        path, algorithm = self.path(method, seed), method.split("+")[0]
-        settings = {
+        settings = self.settings(method)
+        if not self.is_there(method, seed, settings):
+            row = self.found(self.made(), method, seed, self.config["budget"])
+            self.save(method, {"settings": settings, **row}, seed)
+
+    def settings(self, method: str) -> Row:
+        algorithm = method.split("+")[0]
+        return {
             "budget": self.config["budget"],
             "options": self.config.get("options", {}).get(algorithm, {}),
             "policies": self.config.get("policies", {}).get(algorithm, {}),
         }
-        if path.exists() and json.loads(path.read_text()).get("settings") == settings:
-            return
-        row = self.found(self.made(), method, seed, self.config["budget"])
-        self.save(method, {"settings": settings, **row}, seed)
+
+    def is_there(self, label: str, seed: int, settings: Row) -> bool:
+        path = self.path(label, seed)
+        return path.exists() and json.loads(path.read_text()).get("settings") == settings
 
     def alone(self, method: str, seed: int) -> None:
         """Each decision by itself, the others as TensorFlow's default has them."""
-        default: Decisions | None = None
+        settings, default = self.settings(method), None
         for name in ONE_AFTER_THE_OTHER:
             label = f"only_{name}_{method}"
-            if self.path(label, seed).exists():
+            if self.is_there(label, seed, settings):
                 continue
             default = tensorflow(self.made()) if default is None else default
-            rest = Rest(self.made(), default, (name,))
-            self.save(label, self.found(rest, method, seed, self.config["budget"]), seed)
+            row = self.found(self.rest(default, name), method, seed, self.config["budget"])
+            self.save(label, {"settings": settings, **row}, seed)
+
+    def rest(self, plan: Decisions, name: str) -> Rest:
+        """What is left of a plan where one decision is to be taken: an order is not kept beside
+        other devices or clusters, where it would be another one; first come, first served is."""
+        decide = TASKS[self.task]
+        if name != "priority":
+            decide = tuple(one for one in decide if one != "priority")
+        return Rest(self.made(decide), {one: plan[one] for one in decide}, (name,))
 
     def in_turn(self, method: str, seed: int) -> None:
         """One decision after the other, each on what was found before."""
-        label = f"in_turn_{method}"
-        if self.path(label, seed).exists():
+        label, settings = f"in_turn_{method}", self.settings(method)
+        if self.is_there(label, seed, settings):
             return
-        plan, history, spent, seconds = tensorflow(self.made()), [], 0, 0.0
+        plan, history, spent, seconds = dict(tensorflow(self.made())), [], 0, 0.0
         third = self.config["budget"] // len(ONE_AFTER_THE_OTHER)
-        row: Row = {}
+        best: Row = {}
         for name in ONE_AFTER_THE_OTHER:
-            rest = Rest(self.made(), plan, (name,))
-            row = self.found(rest, method, seed, third, keep=True)
+            row = self.found(self.rest(plan, name), method, seed, third, keep=True)
             if "decisions" not in row:
+                best = row
                 break
-            plan = rest.whole(row.pop("decisions"))
+            plan |= row.pop("decisions")
             history += [[spent + at, cost] for at, cost in row["history"]]
             spent, seconds = spent + row["evaluations"], seconds + row["seconds"]
-        if row.get("cost") is not None:
-            row |= {
-                **self.value(plan), "history": history, "evaluations": spent, "seconds": seconds,
-            }  # fmt: skip
-        self.save(label, row, seed)
+            # The order that the last search begins with may be worse than the one it replaces.
+            if not best or (not row["feasible"], row["cost"]) < (
+                not best["feasible"], best["cost"]
+            ):  # fmt: skip
+                best = row
+        if best.get("cost") is not None:
+            best = {**best, "history": history, "evaluations": spent, "seconds": seconds}
+        self.save(label, {"settings": settings, **best}, seed)
 
     def found(
         self, problem: AbstractProblem, method: str, seed: int, budget: int, *, keep: bool = False
@@ -229,8 +248,8 @@ class Compared:
         return {**row, "decisions": decisions} if keep else row
 
     def value(self, plan: Decisions) -> Row:
-        """What a plan costs in the problem and under the finer cost model."""
-        problem = self.made()
+        """What a plan costs in the problem of its decisions and under the finer cost model."""
+        problem = self.made(tuple(name for name in TASKS[self.task] if name in plan))
         plan = {name: jax.numpy.asarray(value) for name, value in plan.items()}
         outcome = evaluate(problem, plan)
         fine = {}

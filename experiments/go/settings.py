@@ -67,9 +67,11 @@ class Workload:
         return self.path is None or self.path.exists()
 
 
-def make_problem(workload: Workload, task: str, transfers: str = "async") -> egx.Execution:
+def make_problem(
+    workload: Workload, decide: tuple[str, ...], transfers: str = "async"
+) -> egx.Execution:
     """A workload with some of the decisions, in run-time order."""
-    decide, path = TASKS[task], workload.path
+    path = workload.path
     if path is not None and path.suffix == MEASURED:
         work = load_workload(path, **workload.options)
         assert work.hardware is not None
@@ -88,7 +90,8 @@ def make_problem(workload: Workload, task: str, transfers: str = "async") -> egx
 
 
 class Rest(AbstractProblem):
-    """An `Execution` problem with some of its decisions fixed: the rest is to be decided."""
+    """An `Execution` problem with some of its decisions fixed: the rest is to be decided. What
+    is undecided in it stands as in any problem: without priorities first come, first served."""
 
     inner: egx.Execution
     fixed: Decisions

@@ -80,8 +80,6 @@ def main() -> None:
             resume=True,
         )
         policy = trained.policy
-        if algorithm == "go":
-            policy = policy.only(TASKS[config["task"]])
         policy.save(out / "policy.npz")
         write_whole(out / "history.json", json.dumps(trained.history, indent=0) + "\n")
         if trained.interrupted:

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from settings import Workload, evaluate, make_problem
+from settings import TASKS, Workload, evaluate, make_problem
 
 import egx
 from egx.baselines.expert import human, tensorflow
@@ -53,7 +53,7 @@ def main() -> None:
             if key in found:
                 continue
             if problem is None:
-                problem = make_problem(workload, "joint")
+                problem = make_problem(workload, TASKS["joint"])
             known = {"human": human, "tensorflow": tensorflow}
             costs = {name: float(evaluate(problem, plan(problem)).cost)
                      for name, plan in known.items()}  # fmt: skip

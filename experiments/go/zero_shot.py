@@ -22,7 +22,7 @@ from typing import Any
 import equinox as eqx
 import jax
 from run import workloads
-from settings import Workload, evaluate, make_problem, read_config
+from settings import TASKS, Workload, evaluate, make_problem, read_config
 
 import egx
 from egx.files import write_whole
@@ -42,7 +42,7 @@ def decide(policy: Any, problem: egx.Execution) -> Any:
 
 
 def row(policy: Any, workload: Workload, fine: dict[str, Any]) -> dict[str, Any]:
-    problem = make_problem(workload, "joint")
+    problem = make_problem(workload, TASKS["joint"])
     jax.block_until_ready(decide(policy, problem))
     began = time.perf_counter()
     plan = jax.block_until_ready(decide(policy, problem))

@@ -80,22 +80,28 @@ def test_first_come_first_served_by_hand():
     case = host(ops, 2, link=1.0)
     device = np.array([0, 1, 0, 1, 0])
     # Starts: 0 and 1 at 0, 2 at 3, 4 at 6, 3 at 7 (its tensor leaves at 3 and takes 4 s).
-    assert first_come_order(case, device).tolist() == [0, 1, 2, 4, 3]
+    assert first_come_order(case, device, "async").tolist() == [0, 1, 2, 4, 3]
     # On one device those that arrived at the same time go by index.
-    assert first_come_order(case, np.zeros(5, int)).tolist() == [0, 1, 2, 3, 4]
+    assert first_come_order(case, np.zeros(5, int), "async").tolist() == [0, 1, 2, 3, 4]
 
 
-def test_first_come_order_brings_about_the_run_without_priorities():
-    for seed in range(4):
+@pytest.mark.parametrize("transfers", ["async", "ports"])
+def test_first_come_order_brings_about_the_run_without_priorities(transfers):
+    for seed in range(8):
         rng = np.random.default_rng(seed)
         graph = fusible(rng, 12, pad_to=PAD)
         problem = Execution(
-            graph, several.random_devices(rng, 2), decide=("device",), order="runtime"
+            graph,
+            several.random_devices(rng, 3),
+            decide=("device",),
+            order="runtime",
+            transfers=transfers,
         )
         case = problem.host_case()
-        device = rng.integers(0, 2, 12).astype(np.int32)
+        device = rng.integers(0, 3, 12).astype(np.int32)
+        order = first_come_order(case, device.astype(np.int64), transfers)
         priority = np.zeros(12, np.float32)
-        priority[first_come_order(case, device.astype(np.int64))] = np.linspace(1, 0.1, 12)
+        priority[order] = np.linspace(1, 0.1, 12)
         given = evaluate(problem, {"device": device})
         made = evaluate(problem, {"device": device, "priority": priority})
         assert float(made.makespan_s) == float(given.makespan_s)

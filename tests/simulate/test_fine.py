@@ -80,13 +80,12 @@ def test_its_limit_is_the_semantics(drawn):
         for names in STATIC:
             plan = {name: plans[name][p] for name in names}
             oracle = execution_oracle.Oracle(graph, hardware, root=root, **plan)
-            for transfers in ("async", "blocking"):
-                blocking = transfers == "blocking"
-                got = fine(graph, hardware, plan, root=root, blocking=blocking)
+            for transfers in ("async", "ports", "blocking"):
+                got = fine(graph, hardware, plan, root=root, transfers=transfers)
                 assert got.makespan_s == oracle.run_static(transfers).makespan_s
-            if len(names) < 3:
-                got = fine(graph, hardware, plan, root=root, runtime=True)
-                want = oracle.run_runtime()
+            for transfers in ("async", "ports") if len(names) < 3 else ():
+                got = fine(graph, hardware, plan, root=root, runtime=True, transfers=transfers)
+                want = oracle.run_runtime(transfers)
                 assert got.makespan_s == want.makespan_s
                 for item in want.items:
                     if item.use is None:

@@ -73,8 +73,9 @@ def _default(case: HostCase, options: Mapping[str, Any]) -> Plan:
 def _first_come(case: HostCase, device: np.ndarray, options: Mapping[str, Any]) -> Plan:
     """A placement in the order of a framework that knows no priorities: at run time the op that
     arrived first, in a static order that of the index."""
-    order = first_come_order(case, device) if options["runtime"] else np.arange(case.num_ops)
-    return Plan(device, order)
+    if not options["runtime"]:
+        return Plan(device, np.arange(case.num_ops))
+    return Plan(device, first_come_order(case, device, options["transfers"]))
 
 
 _Maker = Callable[[HostCase, Mapping[str, Any]], Plan]

@@ -27,8 +27,8 @@ import numpy as np
 
 from egx.problems.execution_plans.live_curve import LiveCurve
 from egx.problems.execution_plans.orders import critical_path_order
-from egx.problems.execution_plans.plan import Plan, ways_of
-from egx.simulate.execution_table import Transfers
+from egx.problems.execution_plans.plan import Plan
+from egx.simulate.execution_table import Transfers, ways_of
 from egx.simulate.host_case import HostCase
 
 

@@ -10,6 +10,7 @@ import heapq
 import numpy as np
 
 from egx.problems.execution_plans.plan import Plan, peak_units
+from egx.simulate.execution_table import Transfers, ways_of
 from egx.simulate.host_case import HostCase
 
 
@@ -36,7 +37,7 @@ def critical_path_order(case: HostCase) -> np.ndarray:
     return np.lexsort((np.arange(case.num_ops), -upward_ranks(case)))
 
 
-def first_come_order(case: HostCase, device: np.ndarray) -> np.ndarray:
+def first_come_order(case: HostCase, device: np.ndarray, transfers: Transfers) -> np.ndarray:
     """Ops in the order in which they start at run time on the devices [N] given, first come, first
     served (semantics 4.3), in double precision: as priorities they bring about the same run."""
     on, producer = device.tolist(), case.producer.tolist()
@@ -46,7 +47,7 @@ def first_come_order(case: HostCase, device: np.ndarray) -> np.ndarray:
     missing = [len(tensors) for tensors in case.inputs]
     arrival = [0.0] * case.num_ops
     clock = [0.0] * case.num_devices
-    link: dict[tuple[int, int], float] = {}
+    free: dict[tuple[int, int], float] = {}
     # Transfers of a producer start in the order of the uses that name them.
     outgoing: list[list[tuple[int, int]]] = [[] for _ in range(case.num_ops)]
     named = sorted(case.naming_uses(device).items(), key=lambda entry: entry[1])
@@ -67,8 +68,10 @@ def first_come_order(case: HostCase, device: np.ndarray) -> np.ndarray:
         arrived = {(tensor, here): finish for tensor in case.outputs[op]}
         for tensor, target in outgoing[op]:
             took = latency[here][target] + unit_bytes[tensor] * per_byte[here][target]
-            link[here, target] = max(finish, link.get((here, target), 0.0)) + took
-            arrived[tensor, target] = link[here, target]
+            ways = ways_of(transfers, here, target)
+            end = max(finish, *(free.get(way, 0.0) for way in ways)) + took
+            free.update(dict.fromkeys(ways, end))
+            arrived[tensor, target] = end
         for tensor in case.outputs[op]:
             for consumer in case.consumers[tensor]:
                 arrival[consumer] = max(arrival[consumer], arrived[tensor, on[consumer]])

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from egx.simulate.execution_table import Transfers
+from egx.simulate.execution_table import Transfers, ways_of
 from egx.simulate.host_case import HostCase
 
 
@@ -114,12 +114,6 @@ def list_order(needs: Sequence[set[int]], priority: np.ndarray) -> list[int]:
 def replay(case: HostCase, plan: Plan, *, transfers: Transfers = "async") -> float:
     """The makespan of a plan in seconds."""
     return max(finish_times(case, plan, transfers=transfers)[1], default=0.0)
-
-
-def ways_of(transfers: Transfers, source: int, target: int) -> tuple[tuple[int, int], ...]:
-    """What a transfer holds while it lasts: its link, or a way out (device, -1) and a way in
-    (-1, device)."""
-    return ((source, -1), (-1, target)) if transfers == "ports" else ((source, target),)
 
 
 def finish_times(
