@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
@@ -32,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code.
 
     0 is success, 1 a plan that failed its check, 2 a mistake in the input (one line on stderr),
-    130 a run stopped by Ctrl-C, whose best plan is written all the same.
+    130 a run stopped by Ctrl-C or SIGTERM, whose best plan is written all the same.
     """
     options = parser().parse_args(arguments)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -40,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def warn(message, category, *_, **__) -> None:
         errors.print(f"egx: warning: {message}", markup=False)
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _terminated_as_interrupted():
         if not sys.warnoptions:
             warnings.simplefilter("default")
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -56,6 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             errors.print("egx: stopped", markup=False)
             return INTERRUPTED
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """What batch systems send when time is up ends a run as Ctrl-C does, its best plan written."""
+    default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    ours = default and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _one_line(error: Exception) -> str:
@@ -200,7 +217,7 @@ def _execution_arguments(parser: argparse.ArgumentParser) -> None:
         "--devices",
         type=int,
         metavar="N",
-        help="devices of the machine: its first N, or N copies of its only one (default: those of "
+        help="devices of the machine: its first N, or N copies of its only kind (default: those of "
         "the file, or 2 or more of the machine). `optimize` takes it for memory placement too, as "
         "--spread",
     )

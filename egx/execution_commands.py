@@ -216,8 +216,9 @@ def _quantity(option: str, text: str | None, kind: str) -> float | None:
         raise HardwareError(
             f"{option}: expected a {kind} such as {EXAMPLES[kind]!r}, got {text!r} ({error})"
         ) from None
-    if value < 0 or (value == 0 and kind == "bandwidth"):
-        raise HardwareError(f"{option}: expected a {kind} above 0, got {text!r}")
+    if value < 0 or (value == 0 and kind != "time"):
+        least = "of 0 or more" if kind == "time" else "above 0"
+        raise HardwareError(f"{option}: expected a {kind} {least}, got {text!r}")
     return value
 
 

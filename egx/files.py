@@ -17,7 +17,7 @@ def read_json(path: str | os.PathLike[str], kind: str, version: int) -> dict[str
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: damaged, or not JSON: {error}") from error
     if not isinstance(data, dict) or data.get("format") != kind:
         raise FormatError(f"{path}: not an {kind} file")

@@ -359,3 +359,17 @@ def test_optimize_finds_something_good():
     assert climbed.cost < guessed.cost < float(problem.reference_cost)
     assert climbed.feasible
     assert jnp.isfinite(climbed.cost)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"options": 3}, "options must be a dict"),
+        ({"records": 3}, "records must be paths or sinks"),
+        ({"checkpoint_every_s": -1}, "checkpoint_every_s must be a number of seconds, 0 or more"),
+    ],
+)
+def test_arguments_of_another_kind_are_named(given, said):
+    with pytest.raises(SearchError, match=said):
+        egx.optimize(memory(), "random", budget=8, **given)

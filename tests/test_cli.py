@@ -1,5 +1,7 @@
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -230,6 +232,21 @@ def test_ctrl_c_keeps_the_best_and_writes_it(here, capsys, monkeypatch):
     assert main(["check", str(here / "out/plan.json"), "--source", str(here / "tiny.json")]) == 0
 
 
+def test_what_batch_systems_send_ends_a_run_as_ctrl_c_does(here, monkeypatch):
+    plain = commands.api.optimize
+
+    def terminated(problem, algorithm, *, progress, **more):
+        def stop(report):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        return plain(problem, algorithm, progress=stop, **more)
+
+    monkeypatch.setattr(commands.api, "optimize", terminated)
+    assert main([*RUN, "--out", "out", "--budget", "100000"]) == 130
+    assert Result.load(here / "out/result.json").interrupted == "ctrl-c"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_ctrl_c_while_bounding_keeps_the_result(here, capsys, monkeypatch):
     def slow(*_, **__):
         raise KeyboardInterrupt
@@ -291,6 +308,8 @@ def test_compare(here, capsys):
         (["optimize", "tiny.json", "--dim", "batch=2"], ["dims"]),
         (["optimize", "tiny.json", "--policy", "absent.eqx"], ["absent.eqx"]),
         (["optimize", "resnet50", "--set", "bathc=2"], ["bathc"]),
+        (["optimize", "tiny.json", "--out", ""], ["--out", "''"]),
+        (["show", "long.json"], ["long.json", "not JSON"]),
         (["compare", "tiny.json", "--algorithms", "random,random"], ["random"]),
         (["compare", "tiny.json", "--algorithms", "random", "--seeds", "0"], ["seeds"]),
         (["check", "absent/plan.json"], ["absent/plan.json"]),
@@ -300,6 +319,7 @@ def test_compare(here, capsys):
     ],
 )
 def test_mistakes_are_one_line(here, capsys, arguments, words):
+    (here / "long.json").write_text('{"size": ' + "9" * 6000 + "}")
     line = failed(capsys, *arguments)
     assert all(word in line for word in words), line
 

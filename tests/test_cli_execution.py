@@ -217,6 +217,8 @@ def test_options_reach_the_problem(here, monkeypatch, capsys):
         (("--decide", "device,colour"), "decide names ['colour']; possible are"),
         (("--devices", "0"), "devices must be a whole number of 1 or more, got 0"),
         (("--memory", "much"), "--memory: expected a capacity such as '24 MiB', got 'much'"),
+        (("--memory", "0 B"), "--memory: expected a capacity above 0, got '0 B'"),
+        (("--link-latency", "-1 us"), "--link-latency: expected a time of 0 or more"),
         (("--link-bandwidth", "0 B/s"), "--link-bandwidth: expected a bandwidth above 0"),
         (("--order", "runtime", "--transfers", "blocking"), "transfers='blocking' is refused"),
         (("--prefetch", "2"), "--prefetch is of --problem memory_placement"),

@@ -35,6 +35,18 @@ from egx.json_fields import short
 _MOST = 2**63 - 1
 # Fields of a GraphDef's node: the other kind of .pbtxt, which has neither sizes nor times.
 _GRAPHDEF = ("op", "input", "attr")
+# Of a node, and of no use here.
+_UNUSED = (
+    "name",
+    "device",
+    "id",
+    "host_temp_memory_size",
+    "device_temp_memory_size",
+    "device_persistent_memory_size",
+    "compute_time",
+    "memory_time",
+    "inaccurate",
+)
 
 
 @dataclasses.dataclass
@@ -140,6 +152,11 @@ class _Reader:
                     raise FormatError(
                         f"{self.file}:{field.line}: {result.label}: {name}: this looks like a "
                         "GraphDef, which holds neither sizes nor times; expected a CostGraphDef"
+                    )
+                case name if name not in _UNUSED:
+                    raise FormatError(
+                        f"{self.file}:{field.line}: {result.label}: {name}: no field of a node of "
+                        "a CostGraphDef"
                     )
         return result
 

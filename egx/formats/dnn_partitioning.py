@@ -26,7 +26,7 @@ from egx.errors import FormatError
 from egx.formats.workload import Workload, read_object, topological
 from egx.graph.builder import GraphBuilder, Tensor
 from egx.graph.graph import OP_CLASSES, real_sizes
-from egx.hardware.spec import Hardware
+from egx.hardware.spec import MOST_DEVICES, Hardware
 from egx.json_fields import Fields
 
 MILLISECOND = 1e-3
@@ -50,9 +50,10 @@ def load_dnn_partitioning(
         top.whole("maxFPGAs") if accelerators is None else accelerators,
         top.whole("maxCPUs") if cpus is None else cpus,
     )
-    if min(counts) < 0 or sum(counts) < 1:
+    if min(counts) < 0 or not 1 <= sum(counts) <= MOST_DEVICES:
         raise FormatError(
-            f"{path}: expected at least one device, got {counts[0]} accelerators, {counts[1]} CPUs"
+            f"{path}: expected 1 to {MOST_DEVICES} devices, got {counts[0]} accelerators, "
+            f"{counts[1]} CPUs"
         )
     nodes = list(top.records("nodes"))
     if not nodes:
@@ -68,6 +69,7 @@ def load_dnn_partitioning(
     rate = _bandwidth(edges)
     order = _order(top, nodes, ends)
     model = _model(path, nodes, ends, order, np.round(cost_ms * rate))
+    _check_support(nodes, counts[0])
     seconds = [nodes[k].number("fpgaLatency") * MILLISECOND for k in order]
     on_cpu = [nodes[k].number("cpuLatency") * MILLISECOND for k in order]
     columns = [seconds] * counts[0] + [on_cpu] * counts[1]
@@ -83,6 +85,17 @@ def load_dnn_partitioning(
             "published": _published(Path(path)),
         },
     )
+
+
+def _check_support(nodes: list[Fields], accelerators: int) -> None:
+    """Every device of a problem can run every op: a node that no accelerator can is refused where
+    there are any."""
+    for node in nodes:
+        supported = node.data.get("supportedOnFpga", 1)
+        if supported not in (0, 1):
+            raise node.error("supportedOnFpga", "0 or 1")
+        if accelerators and not supported:
+            raise node.error("supportedOnFpga", "1, or a load with accelerators=0")
 
 
 def device_loads(workload: Workload, device: Int[np.ndarray, " N"]) -> Float[np.ndarray, " D"]:

@@ -34,6 +34,8 @@ from egx.graph.graph import (
     real_sizes,
 )
 
+# A damaged number must not ask for all the memory there is.
+MOST_PADDED = 2**24
 FORMAT = "egx-model"
 VERSION = 1
 
@@ -212,8 +214,9 @@ class _Reader:
         """Lengths of the padded axes."""
         padded = self.get(self.document, "padded_to", list, "a list of three integers")
         valid = len(padded) == 3 and all(type(n) is int for n in padded)
-        if not valid or any(n < m or n > MAX_UNITS for n, m in zip(padded, real, strict=True)):
-            raise self.error("padded_to", f"three integers of {list(real)} or more", _short(padded))
+        if not valid or any(n < m or n > MOST_PADDED for n, m in zip(padded, real, strict=True)):
+            expected = f"three integers of {list(real)} or more, and {MOST_PADDED} at most"
+            raise self.error("padded_to", expected, _short(padded))
         return padded[0], padded[1], padded[2]
 
     def ops(self, records: list[Any]) -> dict[str, list[Any]]:

@@ -133,7 +133,10 @@ class _Parser:
     def value(self, depth: int) -> Value:
         _, kind, text = token = self.next()
         if kind == "number":
-            return _number(text)
+            try:
+                return _number(text)
+            except ValueError:  # more digits than Python takes
+                raise self.error(token, "a number") from None
         if kind in ("{", "<"):
             if depth >= _MOST_DEPTH:
                 raise self.error(token, f"at most {_MOST_DEPTH} messages in each other")

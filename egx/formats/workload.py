@@ -94,6 +94,8 @@ def read_object(path: str | os.PathLike[str]) -> Fields:
         raise FormatError(f"{where}: not JSON, or truncated ({error.msg})") from None
     except RecursionError:
         raise FormatError(f"{path}: not JSON: it is nested too deeply") from None
+    except ValueError as error:
+        raise FormatError(f"{path}: not JSON: {error}") from None
     return Fields(content, os.fspath(path), "")
 
 

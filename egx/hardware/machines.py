@@ -6,7 +6,7 @@ import numpy as np
 
 from egx.errors import HardwareError
 from egx.graph.graph import OP_CLASSES
-from egx.hardware.spec import Hardware
+from egx.hardware.spec import MOST_DEVICES, Hardware
 
 # PCI Express 4.0 x16, one direction: 16 lanes x 16 GT/s x 128/130 / 8 bits (PCI-SIG, PCIe 4.0).
 LINK_BYTES_PER_S = 31.5e9
@@ -37,6 +37,8 @@ def with_devices(
     have = hardware.num_devices
     if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
         raise HardwareError(f"devices must be a whole number of 1 or more, got {devices!r}")
+    if devices > MOST_DEVICES:
+        raise HardwareError(f"devices must be {MOST_DEVICES} at most, got {devices}")
     chosen = np.arange(devices) if devices <= have else np.zeros(devices, int)
     rate, latency = _links(hardware, chosen)
     if devices > have:

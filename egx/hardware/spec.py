@@ -15,6 +15,9 @@ from egx.errors import HardwareError
 from egx.graph.graph import MAX_UNITS, OP_CLASSES
 from egx.host import HostOnly
 
+# A link for each pair of more would fill the memory of the machine that plans.
+MOST_DEVICES = 4096
+
 
 class Hardware(eqx.Module):
     """D devices with M memory levels each; level 0 is the largest and slowest.

@@ -42,7 +42,7 @@ import numpy as np
 
 from egx.errors import HardwareError
 from egx.graph.graph import OP_CLASSES
-from egx.hardware.spec import Hardware
+from egx.hardware.spec import MOST_DEVICES, Hardware
 from egx.hardware.units import EXAMPLES, UNITS, parse_quantity
 
 PRESETS = Path(__file__).parent / "presets"
@@ -213,7 +213,8 @@ def parse(
     file = _File(label, require_sources)
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    # Numbers of too many digits are a ValueError, as what is no TOML at all.
+    except (ValueError, RecursionError) as error:
         raise HardwareError(f"{label}: not valid TOML: {error}") from None
     top = _Table(file, "top level", content)
     top.allow("name", "description", "device", "link")
@@ -221,6 +222,8 @@ def parse(
     if "description" in top.content:
         top.text("description")
     devices = [d for table in top.tables("device", "[[device]]") for d in _read_devices(table)]
+    if len(devices) > MOST_DEVICES:
+        raise HardwareError(f"{label}: expected {MOST_DEVICES} devices at most, got {len(devices)}")
     _check_devices(file, devices)
     bandwidth, latency = _read_links(top, devices)
     hardware = Hardware(
@@ -244,8 +247,8 @@ def _read_devices(table: _Table) -> list[_Device]:
     kind = table.text("name")
     table.where += f" ({kind})"
     count = table.content.get("count", 1)
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise table.error("count", "an integer of 1 or more")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_DEVICES:
+        raise table.error("count", f"an integer of 1 to {MOST_DEVICES}")
     launch = table.quantity("launch", "time", zero=True)
     levels = _read_levels(table)
     rates = _read_rates(table)

@@ -7,7 +7,7 @@ Compilers", NeurIPS 2020 (arXiv 2010.12438), with an analytical machine or measu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast, get_args
 
 import equinox as eqx
@@ -305,6 +305,8 @@ class Execution(AbstractProblem):
     def _checked_decide(self, decide: Sequence[str]) -> tuple[str, ...]:
         if isinstance(decide, str):
             raise ProblemError(f"decide must be a sequence of names, got the string {decide!r}")
+        if not isinstance(decide, Iterable):
+            raise ProblemError(f"decide must be a sequence of names, got {decide!r}")
         names = list(decide)
         unknown = [name for name in names if name not in DECISIONS]
         if unknown:

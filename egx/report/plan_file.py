@@ -118,7 +118,7 @@ def _dump(value: Any) -> str:
 
 def _plan(fields: Fields) -> Plan:
     if fields.text("problem") != PROBLEM:
-        raise fields.error("problem", repr(PROBLEM))
+        raise fields.error("problem", f"{PROBLEM!r} or 'execution'")
     scalars = [f.name for f in dataclasses.fields(Plan)]
     fields.only("format", "version", "problem", *scalars)
     hardware = read_hardware(fields.inner("hardware"))

@@ -154,6 +154,8 @@ def make_search(
         SearchError: for an unknown name (with the closest known ones), or an unknown or
             impossible option.
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise SearchError(f"options must be a dict of the searcher's settings, got {options!r}")
     make, fields, options = _maker(name), _fields(name), dict(options or {})
     known = tuple(fields)
     for option, value in options.items():

@@ -55,6 +55,13 @@ def whole_number(name: str, value: Any, low: int, high: int) -> int:
     return int(value)
 
 
+def not_negative_s(name: str, value: Any) -> float:
+    """`value` as seconds, or a SearchError that names it."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise SearchError(f"{name} must be a number of seconds, 0 or more, got {value!r}")
+    return float(value)
+
+
 def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     """The seeds as ints: at least one, none twice, each 0 to 2^32 - 1."""
     checked = tuple(whole_number("seed", seed, 0, 2**32 - 1) for seed in seeds)
@@ -123,7 +130,7 @@ def run_session(
     checkpoints = RunCheckpoints.open(
         checkpoint_dir,
         resume=resume,
-        every_s=checkpoint_every_s,
+        every_s=not_negative_s("checkpoint_every_s", checkpoint_every_s),
         search=search,
         problem=problem,
         seeds=plan.seeds,

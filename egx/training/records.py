@@ -13,7 +13,7 @@ from typing import Any, Protocol, TextIO, runtime_checkable
 
 import numpy as np
 
-from egx.errors import FormatError, MissingExtraError
+from egx.errors import FormatError, MissingExtraError, SearchError
 from egx.training.generation import Row
 
 Record = dict[str, Any]
@@ -217,6 +217,11 @@ SinkLike = str | os.PathLike[str] | Sink
 def open_records(records: SinkLike | Sequence[SinkLike]) -> Iterator[Records]:
     """Sinks from paths (JSON lines) or sinks, closed at the end."""
     given = list(records) if isinstance(records, list | tuple) else [records]
+    for one in given:
+        if not isinstance(one, str | os.PathLike) and not hasattr(one, "begin"):
+            raise SearchError(
+                f"records must be paths or sinks of egx.training.records, got {one!r}"
+            )
     sinks = [JsonLines(r) if isinstance(r, str | os.PathLike) else r for r in given]
     opened = Records(sinks)  # type: ignore[arg-type]
     try:

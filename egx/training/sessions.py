@@ -28,6 +28,7 @@ from egx.problems.base import AbstractProblem
 from egx.training.checkpoint import Folder, from_arrays, to_arrays
 from egx.training.generation import concrete
 from egx.training.identity import Plain, differences, package_version, plain, problem_identity
+from egx.training.loop import not_negative_s
 from egx.training.progress import Progress, ProgressCallback, StopFlag, listener
 
 FORMAT = 1
@@ -155,6 +156,7 @@ def run_training(
 ) -> Trained[_Policy]:
     """A training from `start`, or from its checkpoint; one with other `settings`, by name, or of
     other problems is refused."""
+    every_s = not_negative_s("checkpoint_every_s", checkpoint_every_s)
     identity = {
         "egx": package_version(),
         "policy": plain(start),
@@ -163,9 +165,7 @@ def run_training(
         "problems": problems_digest(problems),
         "validation problems": problems_digest(judged),
     }
-    checkpoints = TrainingCheckpoints(
-        checkpoint_dir, identity, resume=resume, every_s=checkpoint_every_s
-    )
+    checkpoints = TrainingCheckpoints(checkpoint_dir, identity, resume=resume, every_s=every_s)
     with checkpoints, listener(progress) as show:
         return training.run(concrete(start), checkpoints, show)
 
@@ -191,8 +191,8 @@ class TrainingCheckpoints:
             assert self._folder is not None
             self._folder.close()
             raise CheckpointError(
-                f"{self._folder.path} holds a checkpoint already; pass resume=True to go on "
-                f"from it, or another directory"
+                f"{self._folder.path} holds a checkpoint already; pass resume=True (--resume) to "
+                f"go on from it, or another directory"
             )
 
     def restore(

@@ -88,7 +88,9 @@ def train(
         refused = "steps" if steps is not None else sorted(more)[0]
         raise SearchError(f"{algorithm} does not train by steps: it takes no {refused}")
     budget = whole_number("budget", 4000 if budget is None else budget, 1, MAX_BUDGET)
-    rounds = whole_number("rounds", rounds or (1 if len(visited) == 1 else 4), 1, budget)
+    if rounds is None:
+        rounds = 1 if len(visited) == 1 else 4
+    rounds = whole_number("rounds", rounds, 1, budget)
     best, best_reward = policy, -math.inf
     if policy is not None:
         best_reward = mean_reward(policy, visited)

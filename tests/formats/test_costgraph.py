@@ -159,6 +159,8 @@ def test_it_makes_problems_with_the_seconds_of_the_file(tmp_path):
         ('name: "view"', "name: view", ":16: ", "a string in quotes"),
         ("is_final: true", "is_final: 3", ":28: node 'sum' (id 2): is_final", "true or false"),
         ("compute_cost: 12\n", 'op: "Add"\n', ":13: node 'read/source' (id 0): op", "GraphDef"),
+        ("compute_cost: 12\n", "cost: 12\n", ":13: node 'read/source' (id 0): cost", "no field"),
+        ("size: 40", "size: " + "9" * 5000, ":6: expected a number", "99999"),
         ('"time" }', '"time"', ":33: expected '}'", "end of the file"),
         ('"time" }', '"time }', ":33: ", "does not end"),
         ("  compute_cost: 12", "  compute_cost 12", ":13: expected ':'", "'12'"),

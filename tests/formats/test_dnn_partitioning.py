@@ -78,7 +78,7 @@ def test_other_numbers_of_devices(tmp_path):
     unlike = load_dnn_partitioning(path)
     with pytest.raises(FormatError, match=r"on 3 unlike devices, and .* has 2"):
         unlike.seconds_on(egx.hardware.regal_hardware(2))
-    with pytest.raises(FormatError, match="expected at least one device"):
+    with pytest.raises(FormatError, match="expected 1 to 4096 devices"):
         load_dnn_partitioning(path, accelerators=0, cpus=0)
 
 
@@ -98,6 +98,15 @@ def test_other_numbers_of_devices(tmp_path):
         (lambda d: d["edges"][1].update(cost=0.6), "edges[1].cost is 0.6; expected 0.5, as on"),
         (lambda d: d["edges"][2].update(destId=3), "node 3 waits for itself"),
         (lambda d: d.update(nodes=[]), "nodes: expected at least one node"),
+        (lambda d: d.update(maxFPGAs=10**30), "expected 1 to 4096 devices, got 1000000000"),
+        (
+            lambda d: d["nodes"][2].update(supportedOnFpga=0),
+            "nodes[2].supportedOnFpga is 0; expected 1, or a load with accelerators=0",
+        ),
+        (
+            lambda d: d["nodes"][2].update(supportedOnFpga="a"),
+            "nodes[2].supportedOnFpga is 'a'; expected 0 or 1",
+        ),
     ],
 )
 def test_broken_files_are_named_with_record_and_field(tmp_path, change, said):
@@ -108,6 +117,13 @@ def test_broken_files_are_named_with_record_and_field(tmp_path, change, said):
         load_dnn_partitioning(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert said in str(caught.value)
+
+
+def test_ops_that_no_accelerator_runs_need_none(tmp_path):
+    content = document()
+    content["nodes"][2]["supportedOnFpga"] = 0
+    work = load_dnn_partitioning(write(tmp_path, content), accelerators=0, cpus=2)
+    np.testing.assert_allclose(sorted(work.op_seconds[:, 0]), [0.01, 0.02, 0.04])
 
 
 @pytest.mark.parametrize("name", ["bert24_inference", "resnet50_inference"])

@@ -124,6 +124,7 @@ BROKEN = {
     "use tensor": (lambda d: d["uses"].__setitem__(0, [9, 1]), "uses[0] tensor"),
     "cycle": (lambda d: d["uses"].__setitem__(0, [2, 1]), "uses[0] consumer"),
     "padding": (lambda d: d.update(padded_to=[1, 1, 1]), "padded_to"),
+    "much padding": (lambda d: d.update(padded_to=[2_000_000_000, 9, 9]), "padded_to"),
     "padding length": (lambda d: d.update(padded_to=[9, 9]), "padded_to"),
     "changed": (lambda d: d["ops"][0].update(flops=2.0), "digest"),
 }

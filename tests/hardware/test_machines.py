@@ -68,6 +68,11 @@ def test_more_and_fewer_devices_of_a_machine_that_has_several():
         hardware.with_devices(unlike, 5)
 
 
+def test_more_devices_than_fit_into_memory_are_refused():
+    with pytest.raises(HardwareError, match="devices must be 4096 at most, got 99999999"):
+        hardware.with_devices(hardware.load("nnpi"), 99999999)
+
+
 @pytest.mark.parametrize("devices", [0, -1, 1.5, True])
 def test_impossible_numbers_of_devices_are_named(devices, unchecked):
     with pytest.raises(HardwareError, match="devices must be a whole number of 1 or more"):

@@ -157,6 +157,10 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FormatError, match="damaged"):
         Result.load(tmp_path / "bytes")
+    for name, content in (("deep", "[" * 100_000), ("long", "9" * 6000)):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(FormatError, match=f"{name}: damaged, or not JSON"):
+            Result.load(tmp_path / name)
     (tmp_path / "list").write_text("[1]")
     with pytest.raises(FormatError, match="not an egx result"):
         Result.load(tmp_path / "list")
