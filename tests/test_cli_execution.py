@@ -14,12 +14,14 @@ import egx
 from egx import api
 from egx.cli import main
 from egx.comparison import Comparison
+from egx.errors import SearchError
 from egx.formats.costgraph import load_costgraph, save_costgraph
 from egx.formats.native import save_json
 from egx.graph.generators import regal_synthetic
 from egx.hardware.machines import regal_hardware
 from egx.lookups import RUN_BY
 from egx.policies import POLICIES
+from egx.policies.distributions import greedy, to_decisions
 from egx.policies.loading import PRETRAINED
 from egx.policies.regal_net import RegalPolicy
 from egx.report.units import format_bytes, format_seconds
@@ -326,6 +328,38 @@ def test_a_trained_policy_is_carried_to_another_graph(here, capsys):
     line = failed(capsys, *command, other, "--out", "other")
     assert "proposes device (2 keys per op)" in line
     assert "the problem decides device (3 keys per op)" in line
+
+
+def test_a_network_of_go_is_carried_to_another_number_of_devices(here, capsys):
+    (here / "data").mkdir()
+    shutil.copy("small.pbtxt", here / "data" / "seen.pbtxt")
+    tiny = {
+        "problems": 1, "samples": 2, "network.width": 4, "network.rounds": 1, "network.layers": 0,
+        "network.attention_heads": 1, "network.segment": 8, "network.passes": 1,
+    }  # fmt: skip
+    options = [word for name, value in tiny.items() for word in ("--option", f"{name}={value}")]
+    arguments = ["--data", "data", "--hardware", "regal", "--devices", "2", "--steps", "1"]
+    arguments += ["--algorithm", "go", "--out", "policy", "--quiet", *options]
+    assert main(["train", *arguments]) == 0
+    # It knows what it was trained on, and nothing else.
+    policy = egx.load_policy(here / "policy")
+    assert policy.tasks == ("device", "priority")
+    command = ["optimize", "small.pbtxt", "--problem", "execution", "--hardware", "regal"]
+    command += ["--devices", "3", "--budget", "8", "--bound-seconds", "0", "--quiet"]
+    command += ["--option", "batch=4", "--option", "finetune=false", "--policy", "policy"]
+    assert main([*command, "--out", "found"]) == 0
+    assert "go, seed 0: 8 evaluations" in capsys.readouterr().out
+    found = json.loads((here / "found" / "result.json").read_text())
+    machine = regal_hardware(3)
+    workload = load_costgraph(here / "small.pbtxt")
+    problem = egx.Execution(workload.model, machine, op_seconds=workload.seconds_on(machine))
+    logits = policy(problem)
+    choices = {name: value.shape[-1] for name, value in logits.items()}
+    likeliest = to_decisions(problem.heads, greedy(logits), choices)
+    assert found["cost"] <= float(problem.evaluate(likeliest).cost)
+    fused = egx.Execution(workload.model, machine, decide=("fusion", "device", "priority"))
+    with pytest.raises(SearchError, match="decides device, priority, but the problem asks for fus"):
+        egx.optimize(fused, "go", budget=8, policy=policy)
 
 
 def test_searches_of_measured_seconds_differ_by_them():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -104,6 +105,13 @@ def measured_evaluator(
     return evaluate
 
 
+TRACE_OPTIONS = tuple(
+    name
+    for name, parameter in inspect.signature(trace_ops).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+)
+
+
 def _runner(
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -114,4 +122,8 @@ def _runner(
         raise DecisionError(
             f"args must be a tuple or list with an entry per argument, got {type(args).__name__}"
         )
+    unknown = [name for name in trace_options if name not in TRACE_OPTIONS]
+    if unknown:
+        takes = ", ".join(TRACE_OPTIONS)
+        raise DecisionError(f"no option {unknown[0]!r} of tracing (it takes {takes})")
     return Runner(trace_ops(fn, args, **trace_options), args, devices)
