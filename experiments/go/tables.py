@@ -158,7 +158,12 @@ def summary(task: str, by_workload: dict[str, list[Row]]) -> Table:
         for s in stats:
             methods.setdefault(s["method"], []).append(s)
     cells = []
+    every = [key for stats in methods.values() for s in stats for key in s]
+    fine = [key for key in dict.fromkeys(every) if key.endswith("_reduction_human")]
     for method, stats in methods.items():
+        finer_ratios = [
+            geometric_mean([1.0 / (1.0 - s.get(key, math.nan)) for s in stats]) for key in fine
+        ]
         ratios = [geometric_mean([s[f"ratio_{o}"] for s in stats])
                   for o in (HUMAN, PREDECESSOR, DEFAULT)]  # fmt: skip
         counted = sum(math.isfinite(s[f"ratio_{HUMAN}"]) for s in stats)
@@ -173,11 +178,14 @@ def summary(task: str, by_workload: dict[str, list[Row]]) -> Table:
             _percent(1 - 1 / ratios[0]), _plain(ratios[1], 3), _percent(1 - 1 / ratios[1]),
             _plain(ratios[2], 3), _percent(1 - 1 / ratios[2]),
             f"{len(quicker)}", _plain(geometric_mean(quicker), 1),
+            _plain(geometric_mean([s["seconds"] for s in stats]), 1),
+            *(_percent(1 - 1 / ratio) for ratio in finer_ratios),
         )))  # fmt: skip
     cells.sort(key=lambda entry: -np.nan_to_num(entry[0], nan=0.0))
     header = (
         "method", "fits", "beside human", "human / step", "less", "HDP / step", "less",
-        "TensorFlow / step", "less", "reaches HDP's best on", "budget / evaluations to it",
+        "TensorFlow / step", "less", "reaches HDP's best on", "budget / evaluations to it", "seconds",
+        *(f"less than human, {name.replace('_', ' ')}" for name in _settings(fine)),
     )  # fmt: skip
     title = f"{task}: geometric means over {len(by_workload)} workloads"
     return Table(header, tuple(row for _, row in cells), title=title)

@@ -219,7 +219,7 @@ def test_mistakes_name_what_is_wrong(unchecked, tmp_path):
         run(3)
     with pytest.raises(DecisionError, match="args must be a tuple or list"):
         run({}, args=args[0])
-    with pytest.raises(DecisionError, match=r"no option 'unrol' of tracing .it takes weights, unro"):
+    with pytest.raises(DecisionError, match="no option 'unrol' of tracing"):
         run({}, unrol=True)
     with pytest.raises(DecisionError, match="repeats must be a whole number"):
         egx.execute(step, args, {}, repeats=0)
