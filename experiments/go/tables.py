@@ -184,7 +184,8 @@ def summary(task: str, by_workload: dict[str, list[Row]]) -> Table:
     cells.sort(key=lambda entry: -np.nan_to_num(entry[0], nan=0.0))
     header = (
         "method", "fits", "beside human", "human / step", "less", "HDP / step", "less",
-        "TensorFlow / step", "less", "reaches HDP's best on", "budget / evaluations to it", "seconds",
+        "TensorFlow / step", "less", "reaches HDP's best on", "budget / evaluations to it",
+        "seconds",
         *(f"less than human, {name.replace('_', ' ')}" for name in _settings(fine)),
     )  # fmt: skip
     title = f"{task}: geometric means over {len(by_workload)} workloads"
