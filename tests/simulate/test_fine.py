@@ -141,12 +141,19 @@ def test_links_share_a_port_and_a_bridge():
     graph, hardware = fan([4, 12]), several.devices(3, link=4.0)
     plan = {"device": np.array([0, 1, 2])}
 
-    def finish(**options):
+    def finish(transfers="async", **options):
         return fine(
-            graph, hardware, plan, options=FineOptions(issue_s=0.0, **options)
+            graph,
+            hardware,
+            plan,
+            options=FineOptions(issue_s=0.0, **options),
+            transfers=transfers,
         ).finish_s.tolist()
 
     assert finish() == [1.0, 2.0, 4.0]
+    # A port is as fast as the links that share it.
+    assert finish("ports") == [1.0, 3.0, 5.0]
+    assert finish("ports", port_bytes_per_s=2.0) == finish(port_bytes_per_s=2.0) == [1.0, 5.0, 9.0]
     # 2 B/s each for 2 s, then 4 B/s, which is the link's own.
     assert finish(port_bytes_per_s=4.0) == finish(bridge_bytes_per_s=4.0) == [1.0, 3.0, 5.0]
     assert finish(bridge_bytes_per_s=2.0) == [1.0, 5.0, 9.0]
