@@ -107,8 +107,9 @@ class Execution(AbstractProblem):
             order: "static", or "runtime" (event driven; refuses blocking transfers and transfer
                 priorities).
             transfers: "async" (a transfer holds its link), "ports" (a device sends one tensor at
-                a time and receives one at a time, as over one slot for all its links) or
-                "blocking" (a transfer holds both devices).
+                a time and receives one at a time, as over one slot for all its links; in run-time
+                order an op that starts claims the ways of what it will send) or "blocking" (a
+                transfer holds both devices).
             op_seconds: measured seconds [ops, devices], a row per real op, in place of the
                 roofline; refuses fusion.
             fusion_levels: choices of the fusion decision, 0 included.

@@ -352,6 +352,10 @@ class _Run:
         seconds = case.seconds[op]
         self.start[op] = self.now
         self.device_busy[device] += seconds
+        if self.runtime:
+            # As in the semantics, where an op that starts claims the ways of what it will send.
+            for _, transfer in case.sends[op]:
+                self.queue(transfer)
         self.at(self.now + seconds, self.end_op, device, op)
 
     def end_op(self, now: float, device: int, op: int) -> None:
@@ -430,8 +434,6 @@ class _Run:
         if self.blocking:
             return
         self.requested.add(transfer)
-        if self.runtime:
-            self.queue(transfer)
         self.send_next(self.case.link_of(transfer))
 
     def ways(self, link: Link) -> tuple[Link, ...]:
