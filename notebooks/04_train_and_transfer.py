@@ -192,7 +192,7 @@ print(model)
 #
 # The simulator takes the two devices for separate ones. Here they share two cores, their caches and
 # the Python thread that starts the segments. In the outputs kept here fusing pays as simulated, and
-# the plan on both devices, which should take half as long, gains nothing. On machines with devices
+# the plan on both devices, which should take a third less, gains nothing. On machines with devices
 # of their own the same cell says what such a plan is worth; `experiments/go/measured.py` compares
 # simulated with measured seconds over many plans.
 
