@@ -174,7 +174,9 @@ def parser() -> argparse.ArgumentParser:
     calibrate = sub.add_parser(
         "calibrate", help="measure this computer's JAX devices and links into a machine file"
     )
-    calibrate.add_argument("--out", metavar="FILE", required=True, help="the .toml file to write")
+    calibrate.add_argument(
+        "--out", type=_path, metavar="FILE", required=True, help="the .toml file to write"
+    )
     calibrate.add_argument("--name", help="of the machine (default: the file's)")
     calibrate.add_argument("--overwrite", action="store_true", help="replace FILE")
     calibrate.set_defaults(run=calibration_commands.calibrate)
@@ -297,7 +299,9 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
         help="a setting of the training, such as validation.every=100; may be repeated",
     )
     parser.add_argument("--policy", metavar="PATH", help="go on from a policy")
-    parser.add_argument("--out", metavar="DIR", required=True, help="where to write the policy")
+    parser.add_argument(
+        "--out", type=_path, metavar="DIR", required=True, help="where to write the policy"
+    )
     parser.add_argument(
         "--resume", action="store_true", help="go on from the checkpoint in OUT, if there is one"
     )
@@ -360,7 +364,9 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time for the exact solver to bound the optimum; 0 skips it (default: %(default)s)",
     )
-    parser.add_argument("--out", metavar="DIR", help="(default: egx-out/MODEL-HARDWARE)")
+    parser.add_argument(
+        "--out", type=_path, metavar="DIR", help="(default: egx-out/MODEL-HARDWARE)"
+    )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace another run that lies in OUT"
     )
@@ -383,6 +389,13 @@ def _assignment(text: str) -> tuple[str, object]:
         except ValueError:
             continue
     return name, value
+
+
+def _path(text: str) -> str:
+    # An empty one, of a shell's variable that is not set, would be the current folder.
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"expected a path, got {text!r}")
+    return text
 
 
 def _seconds(text: str) -> float:

@@ -286,8 +286,6 @@ def choose_folder(
 
 def _folder(options: Namespace, problem: AbstractProblem, same: Same, suffix: str) -> Path:
     if options.out is not None:
-        if not options.out or "\0" in options.out:
-            raise FormatError(f"--out: expected the name of a folder, got {options.out!r}")
         folder = Path(options.out)
         if not options.overwrite:
             require_free(folder, same)

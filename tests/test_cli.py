@@ -308,7 +308,6 @@ def test_compare(here, capsys):
         (["optimize", "tiny.json", "--dim", "batch=2"], ["dims"]),
         (["optimize", "tiny.json", "--policy", "absent.eqx"], ["absent.eqx"]),
         (["optimize", "resnet50", "--set", "bathc=2"], ["bathc"]),
-        (["optimize", "tiny.json", "--out", ""], ["--out", "''"]),
         (["show", "long.json"], ["long.json", "not JSON"]),
         (["compare", "tiny.json", "--algorithms", "random,random"], ["random"]),
         (["compare", "tiny.json", "--algorithms", "random", "--seeds", "0"], ["seeds"]),
@@ -329,7 +328,8 @@ def test_mistakes_are_one_line(here, capsys, arguments, words):
     [[], ["dance"], ["optimize"], ["optimize", "x", "--dim", "batch"],
      ["optimize", "x", "--dim", "batch=none"], ["optimize", "x", "--option", "=3"],
      ["optimize", "x", "--budget", "many"], ["optimize", "x", "--bound-seconds", "nan"],
-     ["optimize", "x", "--time-limit", "inf"], ["compare", "x", "--algorithms", ","]],
+     ["optimize", "x", "--time-limit", "inf"], ["compare", "x", "--algorithms", ","],
+     ["optimize", "x", "--out", ""], ["train", "--out", ""], ["calibrate", "--out", ""]],
 )  # fmt: skip
 def test_usage_errors_are_argparses(arguments, capsys):
     with pytest.raises(SystemExit) as error:

@@ -122,7 +122,7 @@ class GoPlus(AbstractSearch):
             )
         if not self.search.heuristic_seeds:
             raise SearchError("go_plus starts from the problem's plans: heuristic_seeds must be on")
-        self._engine(problem).check(problem)
+        self.search.check(problem)
         plans = self._known(problem)
         if plans > self.batch_size:
             raise SearchError(

@@ -19,7 +19,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from run import workloads
+from run import chosen, workloads
 from settings import TASKS, Workload, evaluate, make_problem, read_config
 
 import egx
@@ -85,19 +85,17 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=HERE / "run.toml")
     parser.add_argument("--workloads", nargs="+", help="only these, in this order")
     args = parser.parse_args()
-    known = {workload.name: workload for workload in workloads(read_config(args.config))}
-    unknown = [name for name in args.workloads or () if name not in known]
-    if unknown:
-        raise SystemExit(f"no workload {unknown[0]!r}; known are {', '.join(known)}")
+    config = read_config(args.config)
     path = OUT.with_suffix(".json")
     rows = json.loads(path.read_text()) if path.exists() else {}
-    for name in args.workloads or known:
+    for workload in chosen(config, args.workloads):
+        name = workload.name
         if name not in rows:
-            rows[name] = measured(known[name])
+            rows[name] = measured(workload)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps(rows, indent=1) + "\n")
             jax.clear_caches()
-        ordered = [rows[one] for one in known if one in rows]
+        ordered = [rows[one.name] for one in workloads(config) if one.name in rows]
         write_whole(OUT.with_suffix(".md"), table(ordered))
         print(f"{name}: {rows[name]}", flush=True)
 

@@ -26,7 +26,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +266,15 @@ class Compared:
         }
 
 
+def chosen(config: dict[str, Any], names: Sequence[str] | None) -> list[Workload]:
+    """The workloads of a configuration that are named, in that order; all of them by default."""
+    known = {workload.name: workload for workload in workloads(config)}
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        raise SystemExit(f"no workload {unknown[0]!r}; known are {', '.join(known)}")
+    return [known[name] for name in names or known]
+
+
 def workloads(config: dict[str, Any]) -> list[Workload]:
     known = [Workload(**entry) for entry in config["workloads"]]
     names = [workload.name for workload in known]
@@ -290,19 +299,15 @@ def main() -> None:
     config["seeds"] = config["seeds"][: args.seeds]
     if args.no_alone:
         config["alone"] = []
-    known = {workload.name: workload for workload in workloads(config)}
-    unknown = [name for name in args.workloads or () if name not in known]
-    if unknown:
-        raise SystemExit(f"no workload {unknown[0]!r}; known are {', '.join(known)}")
+    asked = chosen(config, args.workloads)
     wanted = args.methods or config["methods"]
     missing = [m for m in wanted if m.split("+")[0] not in searches()]
     if missing:
         print(f"left out, for egx has none of them: {', '.join(missing)}", flush=True)
     methods = [m for m in wanted if m not in missing]
-    chosen = [known[name] for name in args.workloads or known]
     runs, results = args.runs / args.config.stem, args.results / args.config.stem
-    order = [workload.title for workload in known.values()]
-    for workload in () if args.tables else chosen:
+    order = [workload.title for workload in workloads(config)]
+    for workload in () if args.tables else asked:
         if not workload.is_there:
             print(f"{workload.title}: left out, for {workload.path} is absent", flush=True)
             continue

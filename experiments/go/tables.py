@@ -189,7 +189,11 @@ def summary(task: str, by_workload: dict[str, list[Row]]) -> Table:
         *(f"less than human, {name.replace('_', ' ')}" for name in _settings(fine)),
     )  # fmt: skip
     title = f"{task}: geometric means over {len(by_workload)} workloads"
-    return Table(header, tuple(row for _, row in cells), title=title)
+    note = (
+        "Means of a method are over the workloads on which it ran and fits, and compare with those "
+        "of another only where both ran on the same: see the tables below."
+    )
+    return Table(header, tuple(row for _, row in cells), title=title, note=note)
 
 
 def write_tables(runs: Path, out: Path, order: Sequence[str]) -> None:

@@ -130,6 +130,8 @@ def test_impossible_settings_are_named():
     short = {**plans, "weights": plans["weights"][:, :1]}
     with pytest.raises(DecisionError, match="'weights' must have shape"):
         search(search=EGRLPlus(batch=BATCH, plans=short)).check(problem)
+    with pytest.raises(SearchError, match="plans must hold as many plans of each decision"):
+        search(search=EGRLPlus(batch=BATCH, plans={})).check(problem)
     uneven = {**plans, "weights": plans["weights"][:0]}
     with pytest.raises(SearchError, match="plans must hold as many plans of each decision"):
         search(search=EGRLPlus(batch=BATCH, plans=uneven)).check(problem)
